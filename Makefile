@@ -1,0 +1,33 @@
+# make demo    the exporter on a recorded vLLM under KV exhaustion; open the address that it prints
+# make test    everything, quick parts first
+# make check   the two-minute loop: format, lint, types, tests that need only Python
+PY := .venv/bin/python
+
+.PHONY: setup demo check test format bench lock
+
+setup:
+	@.ci/setup
+
+demo: setup
+	$(PY) -m exporter demo
+
+check: setup
+	$(PY) -m ruff format --check -q .
+	$(PY) -m ruff check -q .
+	$(PY) -m mypy
+	$(PY) -m pytest -q -m "not programs"
+
+test: check
+	$(PY) -m pytest -q -m programs
+
+format: setup
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: setup
+	$(PY) -m bench
+
+lock: setup
+	$(PY) -m pip install -q uv
+	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --extra test \
+	  --upgrade pyproject.toml --output-file requirements-test.lock

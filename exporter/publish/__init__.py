@@ -1,0 +1,1 @@
+"""How results are shown: the exported metrics, the web server."""
