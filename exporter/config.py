@@ -1,0 +1,487 @@
+"""The configuration: the one table of options, and how it is loaded from flags, environment and a YAML file.
+
+To add an option add a line to one of the dataclasses; flag, environment variable, key in the file, checks,
+`reference` and `describe` follow from it. How that works stands in ``options.py``.
+"""
+
+# ruff: noqa: RUF009 - option() and section() are dataclasses.field() with a typed default
+
+import argparse
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import yaml
+
+from exporter.options import (
+    BOOLEAN,
+    ENV_PREFIX,
+    SECRET,
+    TEXT,
+    ConfigError,
+    Option,
+    Refused,
+    Secret,
+    Section,
+    attempt,
+    choice,
+    duration,
+    entries,
+    number,
+    option,
+    options_of,
+    plain,
+    read_section,
+    read_yaml,
+    scalar,
+    section,
+    shape,
+    size,
+    unknown,
+    whole,
+)
+
+__all__ = [
+    "FACTS",
+    "OPTIONS",
+    "AnalysisConfig",
+    "Config",
+    "ConfigError",
+    "Fact",
+    "LogConfig",
+    "Option",
+    "PollConfig",
+    "Secret",
+    "TargetConfig",
+    "TlsConfig",
+    "WebConfig",
+    "add_flags",
+    "describe",
+    "flags_given",
+    "load",
+    "parse_facts",
+    "reference",
+]
+
+Fact: TypeAlias = bool | int | float | str
+
+_MANY = 1 << 30  # more requests, tokens or blocks than any engine has
+_HOUR = 3600.0
+_DAY = 24 * _HOUR
+
+# What an operator may tell about a server (a target's `config:`). It is an allow-list: an argument line of
+# vLLM can hold keys, and nothing that is not named here is ever stored.
+FACTS: Mapping[str, Option] = {
+    fact.key: fact
+    for fact in (
+        Option("max_num_seqs", whole(1, _MANY), None, "seats: requests that run at once"),
+        Option("max_num_batched_tokens", whole(1, _MANY), None, "tokens computed in one step"),
+        Option("max_model_len", whole(1, _MANY), None, "longest prompt and answer together, in tokens"),
+        Option("gpu_memory_utilization", number(0.01, 1), None, "share of the GPU's memory that vLLM takes"),
+        Option("tensor_parallel_size", whole(1, 4096), None, "GPUs that share each layer, and the KV heads"),
+        Option("pipeline_parallel_size", whole(1, 4096), None, "GPUs in a row that share the layers"),
+        Option("data_parallel_size", whole(1, 4096), None, "engines behind this server"),
+        Option("max_loras", whole(1, 4096), None, "LoRA slots: adapters that run in one batch"),
+        Option("kv_cache_dtype", TEXT, None, "number format of the KV cache, such as auto or fp8"),
+        Option("block_size", whole(1, 1 << 20), None, "tokens in one KV block"),
+        Option("enable_prefix_caching", BOOLEAN, None, "whether KV blocks of equal prefixes are shared"),
+        Option("scheduler_reserve_full_isl", BOOLEAN, None, "whether only whole prompts are admitted"),
+        Option("scheduling_policy", choice("fcfs", "priority"), None, "who runs first, and who is preempted"),
+        Option("watermark", number(0, 1), None, "share of the KV blocks kept free when admitting"),
+        Option("num_gpu_blocks_override", whole(1, _MANY), None, "KV blocks, whatever the memory would give"),
+        Option("kv_cache_memory_bytes", size(1, 1 << 50), None, "KV cache per GPU, whatever the utilization"),
+        Option("enable_chunked_prefill", BOOLEAN, None, "whether long prompts are computed in parts"),
+        Option("long_prefill_token_threshold", whole(0, _MANY), None, "prompt tokens per request and step"),
+        Option("async_scheduling", BOOLEAN, None, "whether preemptions are counted one step late"),
+        Option("num_speculative_tokens", whole(0, 4096), None, "tokens drafted per step"),
+        Option("kv_offloading_size", number(0, 1 << 20), None, "GiB of CPU memory for KV blocks"),
+        Option("max_num_active_seqs", whole(1, _MANY), None, "running requests, where it is set"),
+        Option("max_num_queued_reqs", whole(1, _MANY), None, "waiting requests before the server refuses"),
+        # From here on no flag of vLLM, but known to the operator or to vLLM's log at start.
+        Option("role", choice("prefill", "decode", "both"), None, "its part in a disaggregated set-up"),
+        Option("startup_grace_seconds", duration(0, _DAY), None, "as analysis.startup_grace, for it"),
+        Option("kv_lease_seconds", duration(0, _DAY), None, "how long a prefill server holds sent KV"),
+        Option("gpu_memory_gib", number(0.1, 1 << 14), None, "memory of one GPU"),
+        Option("kv_cache_gib", number(0.001, 1 << 14), None, "KV cache per GPU, from vLLM's log at start"),
+        Option("weights_gib", number(0.001, 1 << 14), None, "weights per GPU, from vLLM's log at start"),
+        Option("num_kv_heads", whole(1, 4096), None, "KV heads: tensor parallelism beyond adds no KV"),
+    )
+}
+
+
+def parse_facts(given: Mapping[str, object], *, strict: bool) -> tuple[dict[str, Fact], list[str]]:
+    """Read what was told about a server.
+
+    Args:
+        given: facts by name; None stands for not told.
+        strict: whether an unknown name is a problem (an operator's slip) or left out (a recording's header).
+
+    Returns:
+        The good facts, and a problem (``max_num_seqs: expected ..., got ...``) for each other.
+    """
+    facts: dict[str, Fact] = {}
+    problems: list[str] = []
+    for name, raw in given.items():
+        if name not in FACTS:
+            problems += [unknown(name, FACTS)] if strict else []
+        elif raw is not None:
+            value = attempt(FACTS[name].kind, raw, name, problems)
+            if isinstance(value, bool | int | float | str):
+                facts[name] = value
+    return facts, problems
+
+
+def _read_headers(given: Mapping[str, object]) -> tuple[dict[str, Secret], list[str]]:
+    headers: dict[str, Secret] = {}
+    problems: list[str] = []
+    for name, raw in given.items():
+        if name.lower() in {other.lower() for other in headers}:
+            problems.append(f"{name}: duplicated header (upper and lower case are the same)")
+        value = attempt(_HEADER, raw, name, problems)
+        if value is not None:
+            headers[name] = value
+    return headers, problems
+
+
+def _header(text: str) -> Secret:
+    if not text or not (text.isprintable() and text.isascii()):
+        raise ValueError
+    return Secret(text)
+
+
+def _url(text: str) -> str:
+    """Check the url of a server's metrics; nothing of it is repeated until it can hold no credentials."""
+    if "@" in text:
+        raise Refused(": expected a url without credentials (put them into headers or bearer_token_file)")
+    if text.startswith(("http+unix:", "unix:")):
+        raise Refused(": unix sockets go into unix_socket; the url stays http://localhost/metrics")
+    shown = text.partition("?")[0][:80]
+    if not text.isprintable() or " " in text:
+        raise Refused(": expected a url without spaces and control characters")
+    if not text.startswith(("http://", "https://")):
+        raise Refused(f": expected a url that begins with http:// or https://, got {shown!r}")
+    try:
+        parts = urlsplit(text)
+        good = bool(parts.hostname) and parts.port != 0 and not parts.fragment
+    except ValueError:
+        good = False
+    if not good:
+        raise Refused(f": expected a url such as http://127.0.0.1:8000/metrics, got {shown!r}")
+    return parts._replace(path="/metrics").geturl() if parts.path in {"", "/"} else text
+
+
+def _address(text: str) -> str:
+    host, port = _split_address(text)
+    if ":" not in text:
+        raise ValueError
+    if host.startswith("[") and host.endswith("]"):
+        ipaddress.IPv6Address(host[1:-1])
+    elif not re.fullmatch(r"[A-Za-z0-9.-]*", host):
+        raise ValueError
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):  # noqa: PLR2004
+        raise ValueError
+    return text
+
+
+def _split_address(text: str) -> tuple[str, str]:
+    host, _, port = text.rpartition(":")
+    return host, port
+
+
+_HEADER = scalar("text", "a printable ASCII text that is not empty", _header, str, secret=True)
+_HEADERS = entries(
+    "headers",
+    "a mapping of header names to texts",
+    _read_headers,
+    lambda headers: {name: str(value) for name, value in headers.items()},
+)
+_FACTS = entries(
+    "facts",
+    "a mapping of what is known about the server",
+    lambda given: parse_facts(given, strict=True),
+    lambda facts: {name: FACTS[name].kind.show(value) for name, value in facts.items()},
+)
+_URL = scalar("url", "a url", _url)
+_ADDRESS = scalar("address", "host:port such as [::]:21900, 127.0.0.1:21900 or :21900", _address)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig(Section):
+    """How an ``https`` target is verified, and how the exporter shows who it is."""
+
+    ca_file: str | None = option(None, TEXT, "authorities to trust (PEM) instead of the system's")
+    cert_file: str | None = option(None, TEXT, "client certificate (PEM; may hold its key too)")
+    key_file: str | None = option(None, TEXT, "key of the client certificate (PEM), if not in cert_file")
+    server_name: str | None = option(None, TEXT, "name that the certificate must bear instead of the host")
+    insecure_skip_verify: bool = option(False, BOOLEAN, "accept any certificate; for trying things out only")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        if self.key_file and not self.cert_file:
+            yield "key_file: a key without cert_file has no effect"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig(Section):
+    """One vLLM server: where its metrics are, how to ask for them, what is known about it."""
+
+    url: str = option("http://127.0.0.1:8000/metrics", _URL, "vLLM's metrics; /metrics is the default path")
+    facts: Mapping[str, Fact] = option({}, _FACTS, "what it runs with, for advice in numbers", key="config")
+    headers: Mapping[str, Secret] = option({}, _HEADERS, "headers sent with every request; values are secret")
+    bearer_token: Secret | None = option(None, SECRET, "token sent as `Authorization: Bearer`")
+    bearer_token_file: str | None = option(None, TEXT, "file with the token; read again when it changes")
+    tls: TlsConfig = section(TlsConfig)
+    unix_socket: str | None = option(None, TEXT, "unix socket to connect to instead of the url's host")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        token = "bearer_token" if self.bearer_token else "bearer_token_file" if self.bearer_token_file else ""
+        if self.bearer_token and self.bearer_token_file:
+            yield "bearer_token: expected either bearer_token or bearer_token_file, got both"
+        if token and "authorization" in {name.lower() for name in self.headers}:
+            yield f"{token}: expected one authorization, got an Authorization header too"
+        if self.tls != TlsConfig() and not self.url.startswith("https://"):
+            yield "tls: has no effect on a url that does not begin with https://"
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig(Section):
+    """The exporter's own pages."""
+
+    listen_address: str = option("[::]:21900", _ADDRESS, "where to serve; [::] is IPv4 too, port 0 any free")
+
+    @property
+    def host(self) -> str:
+        """The host to listen on, without brackets; ``::`` where the address names none."""
+        return _split_address(self.listen_address)[0].strip("[]") or "::"
+
+    @property
+    def port(self) -> int:
+        """The port to listen on; 0 is any free one."""
+        return int(_split_address(self.listen_address)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PollConfig(Section):
+    """How the target is asked."""
+
+    interval: float = option(1.0, duration(0.1, 60), "time between polls; a storm builds up in seconds")
+    timeout: float = option(3.0, duration(0.1, 60), "one poll's limit; a busy vLLM took 2s at the worst")
+    max_body_bytes: int = option(8 << 20, size(1 << 10, 1 << 30), "largest body read; vLLM's are some 64KiB")
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig(Section):
+    """The log on standard error."""
+
+    level: str = option("info", choice("debug", "info", "warning", "error"), "least level that is logged")
+    format: str = option("logfmt", choice("logfmt", "json"), "form of a line; json is for collectors")
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisConfig(Section):
+    """Windows and thresholds of the analysis."""
+
+    window: float = option(60.0, duration(5, _HOUR), "span of rates: a storm shows, one odd poll does not")
+    long_window: float = option(300.0, duration(5, _HOUR), "span of ratios per request: answers take minutes")
+    max_age: float = option(5.0, duration(1, 600), "a reading older than this (and 3 polls) is unknown")
+    startup_grace: float = option(900.0, duration(0, _DAY), "loading a large model may take a quarter hour")
+    stall_after: float = option(60.0, duration(5, _HOUR), "so long without progress is a stall")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        if self.long_window < self.window:
+            yield "long_window: expected at least analysis.window, got less"
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Section):
+    """The whole configuration. `Config()` holds the defaults."""
+
+    targets: tuple[TargetConfig, ...] = field(default=(TargetConfig(),))
+    web: WebConfig = section(WebConfig)
+    poll: PollConfig = section(PollConfig)
+    log: LogConfig = section(LogConfig)
+    analysis: AnalysisConfig = section(AnalysisConfig)
+
+
+OPTIONS: tuple[Option, ...] = (*options_of(TargetConfig, "target."), *options_of(Config, ""))
+
+_FILE = Option("config.file", TEXT, None, "YAML file with options; flags and environment go before it")
+
+# Kubernetes sets these in every pod of a namespace that has a service called vllm-pressure-something.
+_SERVICE_LINK = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)=|_PORT=(tcp|udp|sctp)://"
+)
+
+
+def load(
+    flags: Mapping[str, str | None], environ: Mapping[str, str], read_file: Callable[[str], str]
+) -> Config:
+    """Load the configuration: flags go before environment, environment before file, file before defaults.
+
+    Args:
+        flags: values by key (``web.listen_address``, and ``config.file``); None is a flag that was not given.
+        environ: the environment; a variable that is set to nothing counts as not set.
+        read_file: returns the text of a file; may raise OSError or ValueError.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ConfigError: with everything that is wrong, in whatever source.
+    """
+    problems: list[str] = []
+    over, spelled = _overlay(flags, environ, problems)
+    tree = _read_tree(over.pop(_FILE.key, None), read_file, problems)
+    target_over = {
+        key.removeprefix("target."): over.pop(key) for key in list(over) if key.startswith("target.")
+    }
+    if tree.get("targets") is not None and target_over:
+        names = ", ".join(spelled[f"target.{key}"] for key in target_over)
+        problems.append(f"targets: the target is also given by {names}; expected one place only")
+    targets = _read_targets(tree.pop("targets", None), target_over, problems)
+    config, _ = read_section(Config, tree, "", over, problems)
+    if problems:
+        raise ConfigError(problems)
+    return Config(targets, config.web, config.poll, config.log, config.analysis)
+
+
+def _overlay(
+    flags: Mapping[str, str | None], environ: Mapping[str, str], problems: list[str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Read environment and flags: values by key (`Refused` for a bad one), and how each was spelled."""
+    over: dict[str, object] = {}
+    spelled: dict[str, str] = {}
+    for key, name, raw in (*_from_environ(environ, problems), *_from_flags(flags, problems)):
+        value = attempt(_BY_KEY[key].kind, raw, name, problems)
+        over[key] = Refused() if value is None else value
+        spelled[key] = name
+    return over, spelled
+
+
+_BY_KEY = {row.key: row for row in (_FILE, *OPTIONS)}
+_BY_ENV = {row.env: row for row in (_FILE, *OPTIONS)}
+
+
+def _from_environ(environ: Mapping[str, str], problems: list[str]) -> Iterator[tuple[str, str, str]]:
+    for name, raw in sorted(environ.items()):
+        if not name.startswith(ENV_PREFIX) or not raw:
+            continue
+        row = _BY_ENV.get(name)
+        if row is not None and row.has_env:
+            yield row.key, name, raw
+        elif row is not None:
+            problems.append(f"{name}: {_only_in_file(row)}")
+        elif not _SERVICE_LINK.search(f"{name}={raw}"):
+            problems.append(unknown(name, _BY_ENV))
+
+
+def _from_flags(flags: Mapping[str, str | None], problems: list[str]) -> Iterator[tuple[str, str, str]]:
+    for key, raw in flags.items():
+        row = _BY_KEY.get(key)
+        if raw is None:
+            continue
+        if row is None:
+            problems.append(unknown(key, _BY_KEY))
+        elif row.has_flag:
+            yield key, row.flag, raw
+        elif row.has_env:
+            problems.append(f"{row.flag}: a secret among arguments is seen by all; expected it in {row.env}")
+        else:
+            problems.append(f"{row.flag}: {_only_in_file(row)}")
+
+
+def _only_in_file(row: Option) -> str:
+    return f"expected {_in_file(row.key)} in the file, which alone can hold a mapping"
+
+
+def _read_tree(path: object, read_file: Callable[[str], str], problems: list[str]) -> dict[str, object]:
+    if not isinstance(path, str):
+        return {}
+    try:
+        text = read_file(path)
+    except OSError as error:
+        problems.append(f"{path}: expected a readable file, got {(error.strerror or 'an error').lower()}")
+        return {}
+    except ValueError:
+        problems.append(f"{path}: expected a readable file of utf-8 text, got something else")
+        return {}
+    tree, found = read_yaml(text, path)
+    problems += found
+    return tree
+
+
+def _read_targets(given: object, over: Mapping[str, object], problems: list[str]) -> tuple[TargetConfig, ...]:
+    if given is None:
+        return (read_section(TargetConfig, None, "target.", over, problems)[0],)
+    if not isinstance(given, list):
+        problems.append(f"targets: expected a list such as [{{url: ...}}], got {shape(given)}")
+        return ()
+    if not given:
+        problems.append("targets: expected one target, got none (without the key the default is watched)")
+    if len(given) > 1:
+        problems.append(f"targets: expected one target, got {len(given)}; one process watches one target")
+    targets = []
+    for index, item in enumerate(given):
+        if item is None:
+            problems.append(f"targets[{index}]: expected a mapping of options, got nothing")
+        targets.append(read_section(TargetConfig, item, f"targets[{index}].", {}, problems)[0])
+    return tuple(targets)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config.file`` and the flag of every option.
+
+    Defaults stay None, so that `load` can tell what was given; it also checks the values.
+    Abbreviations are switched off: ``--target.bearer-token X`` would set ``--target.bearer-token-file``.
+    """
+    parser.allow_abbrev = False
+    for row in (_FILE, *OPTIONS):
+        text = f"{row.help} (default: {_default(row)}; environment: {row.env})"
+        # A flag that load() refuses is still taken: argparse would repeat the unknown one with its secret.
+        usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
+        metavar = row.kind.name if "|" in row.kind.name else row.kind.name.upper()
+        parser.add_argument(row.flag, dest=row.key, metavar=metavar, default=None, help=usage)
+
+
+def flags_given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what was given for the flags of `add_flags`, in the form that `load` takes."""
+    return {key: value for key in _BY_KEY if (value := getattr(arguments, key, None)) is not None}
+
+
+def _in_file(key: str) -> str:
+    return key.replace("target.", "targets[0].", 1) if key.startswith("target.") else key
+
+
+def _default(row: Option) -> str:
+    if row.default is None or row.default == {}:
+        return "none"
+    value = row.kind.show(row.default)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def reference() -> str:
+    """Return a Markdown table of all options, and of the facts that a target's `config` may hold."""
+    lines = [_row("key in the file", "flag", "environment", "default", "help", "value"), "|---" * 6 + "|"]
+    for row in OPTIONS:
+        flag = f"`{row.flag}`" if row.has_flag else "-"
+        env = f"`{row.env}`" if row.has_env else "-"
+        lines.append(_row(f"`{_in_file(row.key)}`", flag, env, _default(row), row.help, row.kind.wanted))
+    for fact in FACTS.values():
+        key = f"`targets[0].config.{fact.key}`"
+        lines.append(_row(key, "-", "-", _default(fact), fact.help, fact.kind.wanted))
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def describe(config: Config) -> str:
+    """Return the configuration as the YAML file that would give it, with secrets masked."""
+    shown = {"targets": [plain(target) for target in config.targets], **plain(config)}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000)
