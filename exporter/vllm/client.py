@@ -1,0 +1,472 @@
+"""The HTTP client of one vLLM server: bounded GETs, one after another, on one kept-alive connection.
+
+Whatever the server does, `MetricsClient.fetch` answers with a value within the poll's time-out: the body, or
+one of a few named errors. Nothing the operator keeps secret (tokens, header values, credentials in the URL)
+ever leaves through an `Answer`.
+"""
+
+import asyncio
+import errno
+import json
+import os
+import ssl
+import zlib
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from exporter import __version__
+from exporter.config import PollConfig, TargetConfig, TlsConfig
+
+__all__ = ["REASONS", "Answer", "JsonAnswer", "MetricsClient"]
+
+REASONS: Mapping[str, str] = {
+    "connection_refused": "nothing listens there",
+    "connection_reset": "the server closed the connection before its answer was whole",
+    "timeout": "no whole answer in time",
+    "dns": "the host's name cannot be resolved",
+    "tls": "the TLS connection cannot be made",
+    "redirect": "redirected where this client does not follow",
+    "body_too_large": "the body is larger than allowed",
+    "bad_encoding": "the body cannot be decoded",
+    "unreachable": "the server cannot be reached",
+    "protocol": "the answer is not HTTP as expected",
+}
+"""Every error an answer may carry, with its plain meaning; beside these only ``http_<status>``."""
+
+_ACCEPT_METRICS = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1"
+_MAX_REDIRECTS = 3
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_DETAIL = 200
+_CLOSED = "the client is closed"
+_MAX_TOKEN_FILE = 65_536
+# Room for a whole body of the usual size, so that reading it does not pause and resume the transport.
+_READ_BUFFER = 262_144
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib tells the two apart by the first bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one GET brought: exactly one of ``body`` and ``error`` is not None.
+
+    Attributes:
+        body: The decoded body, at most ``max_body_bytes`` long.
+        error: A key of `REASONS`, or ``http_<status>``.
+        detail: One short line for a person; never a header's value, a token or a URL's credentials.
+        seconds: How long it took, redirects and decoding included.
+        content_type: The Content-Type of the answer, as sent.
+    """
+
+    body: bytes | None
+    error: str | None
+    detail: str = ""
+    seconds: float = 0.0
+    content_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonAnswer:
+    """What one GET of a JSON endpoint brought: ``value`` counts only while ``error`` is None.
+
+    Attributes:
+        value: The parsed JSON (which may be None for ``null``).
+        error: As in `Answer`; ``protocol`` when the body is not JSON.
+        detail: As in `Answer`.
+        seconds: As in `Answer`.
+    """
+
+    value: Any
+    error: str | None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+class MetricsClient:
+    """Fetches from one target, with one session and one kept-alive connection.
+
+    Nothing is opened before the first fetch. A connection that the server closed while it lay idle is
+    replaced without an error: aiohttp itself sends an idempotent request once more on a fresh one.
+
+    Args:
+        target: Where to fetch from, and with which credentials.
+        poll: The time-out of a whole fetch and the largest body accepted.
+    """
+
+    def __init__(self, target: TargetConfig, poll: PollConfig) -> None:
+        self._target = target
+        self._timeout = poll.timeout
+        self._limit = poll.max_body_bytes
+        self._token_file = _TokenFile(target.bearer_token_file) if target.bearer_token_file else None
+        self._opened: tuple[aiohttp.ClientSession, URL] | None = None
+        self._closed = False
+
+    async def fetch(self) -> Answer:
+        """GETs the target's metrics; raises nothing but CancelledError."""
+        return await self._ask(None)
+
+    async def get_json(self, path: str) -> JsonAnswer:
+        """GETs and parses another endpoint of the same origin; raises nothing but CancelledError.
+
+        Args:
+            path: A reference such as ``/version`` or ``/server_info?config_format=json``. It is resolved
+                against the target's URL, so ``version`` stays beside the metrics under a path prefix.
+        """
+        answer = await self._ask(path)
+        if answer.body is None:
+            return JsonAnswer(None, answer.error, answer.detail, answer.seconds)
+        try:
+            value = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            return JsonAnswer(None, "protocol", "the body is not JSON", answer.seconds)
+        return JsonAnswer(value, None, "", answer.seconds)
+
+    async def close(self) -> None:
+        """Closes the connection; later fetches answer with an error."""
+        self._closed = True
+        await self._drop_session()
+
+    async def _ask(self, path: str | None) -> Answer:
+        """Turns one GET and all that may go wrong with it into a value."""
+        clock = asyncio.get_running_loop().time
+        start = clock()
+        try:
+            # One limit over everything: name resolution, connecting, all redirects and the body.
+            async with asyncio.timeout(self._timeout):
+                body, content_type = await self._get(path)
+        except _RefusedError as exc:
+            error, detail = exc.reason, str(exc)
+        except Exception as exc:  # noqa: BLE001  # the contract: whatever happens becomes an answer
+            error, detail = _explain(exc)
+            detail += self._hint(error)
+            if self._closed:  # under our feet: what aiohttp raises then is chance
+                error, detail = "unreachable", _CLOSED
+        else:
+            return Answer(body, None, "", clock() - start, content_type)
+        if error == "tls":
+            # Certificates get renewed on disk: the next fetch shall read them again.
+            await self._drop_session()
+        return Answer(None, error, detail[:_MAX_DETAIL], clock() - start)
+
+    def _hint(self, error: str) -> str:
+        """Adds to a detail what this target's settings tell about the error."""
+        if error == "timeout":
+            return f" (within {self._timeout:g} s)"
+        if (
+            error == "connection_reset"
+            and self._target.url.startswith("https:")
+            and not self._target.tls.cert_file
+        ):
+            # Servers made with asyncio, vLLM's too, refuse that way, without a word of TLS.
+            return " (perhaps it wants a client certificate)"
+        return ""
+
+    async def _get(self, path: str | None) -> tuple[bytes, str]:
+        """GETs the metrics, or what lies at ``path``, following redirects within the origin."""
+        session, url = self._opened or self._open()
+        headers = self._token_file.headers() if self._token_file is not None else {}
+        if path is not None:
+            url, headers = _resolve(url, path), {**headers, "Accept": "application/json"}
+        server_name = self._target.tls.server_name
+        for _ in range(_MAX_REDIRECTS + 1):
+            async with session.get(
+                url, headers=headers, allow_redirects=False, server_hostname=server_name
+            ) as response:
+                status = response.status
+                if status == HTTPStatus.OK:
+                    return await self._read(response), response.headers.get("Content-Type", "")
+                location = response.headers.get("Location") if status in _REDIRECTS else None
+            if location is None:
+                raise _RefusedError(f"http_{status}", _status_detail(status))
+            url = _resolve(url, location)
+        raise _RefusedError("redirect", f"more than {_MAX_REDIRECTS} redirects")
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Reads the body, and decodes it, without ever holding much more than the limit."""
+        left = self._limit
+        announced = response.content_length
+        if announced is not None and announced > left:
+            raise _too_large(self._limit)
+        pieces = []
+        read = response.content.readany
+        try:
+            while piece := await read():
+                left -= len(piece)
+                if left < 0:
+                    raise _too_large(self._limit)
+                pieces.append(piece)
+        except asyncio.CancelledError as exc:
+            # aiohttp closes the connection over a malformed chunk without telling the reader of the body,
+            # who then waits in vain: give the time-out its true cause.
+            if _lost(response):
+                raise exc from aiohttp.ClientPayloadError("malformed chunk")
+            raise
+        body = b"".join(pieces)
+        encoding = response.headers.get("Content-Encoding")
+        return body if encoding is None else _decode(body, encoding, self._limit)
+
+    def _open(self) -> tuple[aiohttp.ClientSession, URL]:
+        """Makes the session, and the URL to ask it for, with all that stays the same from fetch to fetch."""
+        if self._closed:
+            raise _RefusedError("unreachable", _CLOSED)
+        url, headers = _bare(self._target.url), _fixed_headers(self._target)
+        session = aiohttp.ClientSession(
+            connector=_connector(url, self._target),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None),  # ours covers the redirects too
+            auto_decompress=False,  # decoded here, within the limit
+            read_bufsize=_READ_BUFFER,
+            trust_env=False,  # a proxy meant for the internet is wrong between a sidecar and its server
+        )
+        self._opened = session, url
+        return self._opened
+
+    async def _drop_session(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened[0].close()
+
+
+class _RefusedError(Exception):
+    """What this client itself refuses; the message is the answer's detail."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class _TokenFile:
+    """A bearer token in a file, read again whenever the file has changed."""
+
+    __slots__ = ("_headers", "_path", "_stamp")
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._stamp: tuple[int, int, int] | None = None
+        self._headers: dict[str, str] = {}
+
+    def headers(self) -> dict[str, str]:
+        """Gives the Authorization header, as one dict that stays the same while the file does."""
+        try:
+            stat = self._path.stat()
+            # Kubernetes swaps a symbolic link: then the inode tells, even where the times are equal.
+            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if stamp != self._stamp:
+                with self._path.open("rb") as file:
+                    token = file.read(_MAX_TOKEN_FILE).decode("utf-8", "replace")
+                self._headers = {"Authorization": _bearer(token)}
+                self._stamp = stamp
+        except OSError as exc:
+            detail = f"cannot read the bearer token file: {_os_detail(exc.errno)}"
+            raise _RefusedError("unreachable", detail) from exc
+        return self._headers
+
+
+def _bearer(token: str) -> str:
+    """Builds the header's value; a file's last newline is not part of the token."""
+    token = token.strip()
+    if not token:
+        raise _RefusedError("protocol", "the bearer token is empty")
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise _RefusedError("protocol", "the bearer token holds a space or a character no header can carry")
+    return f"Bearer {token}"
+
+
+def _fixed_headers(target: TargetConfig) -> dict[str, str]:
+    """Collects the headers of every request; the operator's own ones win over the defaults."""
+    headers = {
+        "Accept": _ACCEPT_METRICS,
+        # Compressing costs the server more than the few bytes cost the network.
+        "Accept-Encoding": "identity",
+        "User-Agent": f"vllm-preemption-exporter/{__version__}",
+    }
+    url = URL(target.url)
+    if url.user is not None or url.password is not None:
+        pair = f"{url.user or ''}:{url.password or ''}"
+        headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
+    for name, value in target.headers.items():
+        _set(headers, name, value.reveal())
+    if target.bearer_token is not None:
+        _set(headers, "Authorization", _bearer(target.bearer_token.reveal()))
+    return headers
+
+
+def _set(headers: dict[str, str], name: str, value: str) -> None:
+    """Puts a header in place of any that has the same name in another spelling."""
+    for known in [known for known in headers if known.lower() == name.lower()]:
+        del headers[known]
+    headers[name] = value
+
+
+def _bare(url: str) -> URL:
+    """Parses the target's URL without its credentials: they travel in a header."""
+    try:
+        bare = URL(url).with_user(None)
+    except ValueError:
+        bare = URL()
+    if bare.scheme not in {"http", "https"} or not bare.host:
+        raise _RefusedError("protocol", "the target's url is not an http or https address")
+    return bare
+
+
+def _connector(url: URL, target: TargetConfig) -> aiohttp.BaseConnector:
+    """Makes the connector that holds at most one connection."""
+    secure = url.scheme == "https"
+    if target.unix_socket is not None:
+        if secure:
+            # aiohttp would silently speak plain text there.
+            raise _RefusedError("tls", "https is not possible over a unix socket: use an http url")
+        return aiohttp.UnixConnector(path=target.unix_socket, limit=1)
+    return aiohttp.TCPConnector(limit=1, ssl=_tls_context(target.tls) if secure else True)
+
+
+def _tls_context(tls: TlsConfig) -> ssl.SSLContext:
+    """Builds the TLS settings, with errors that name the option at fault."""
+    with _loading("ca_file"):
+        context = ssl.create_default_context(cafile=tls.ca_file)
+    if tls.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if tls.cert_file is not None:
+        with _loading("cert_file or key_file"):
+            # Without an own callback OpenSSL would ask the terminal for an encrypted key's password.
+            context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
+    return context
+
+
+@contextmanager
+def _loading(option: str) -> Iterator[None]:
+    try:
+        yield
+    except ssl.SSLError as exc:
+        raise _RefusedError("tls", f"cannot load {option}: {exc.reason or 'not PEM'}") from exc
+    except OSError as exc:
+        raise _RefusedError("tls", f"cannot load {option}: {_os_detail(exc.errno)}") from exc
+
+
+def _resolve(base: URL, reference: str) -> URL:
+    """Resolves a redirect's target or a path, which must lie within the origin of ``base``."""
+    try:
+        url = base.join(URL(reference)).with_user(None)
+        origin = url.origin()
+    except ValueError as exc:
+        raise _RefusedError("redirect", "redirected to something that is not a web address") from exc
+    if origin != base.origin():
+        raise _RefusedError("redirect", f"redirected to another origin, {origin}, which is not followed")
+    return url
+
+
+def _lost(response: aiohttp.ClientResponse) -> bool:
+    """Tells whether the connection went away although the body has not ended."""
+    connection = response.connection
+    protocol = connection.protocol if connection is not None else None
+    return protocol is not None and not protocol.is_connected()
+
+
+def _too_large(limit: int) -> _RefusedError:
+    return _RefusedError("body_too_large", f"the body is larger than {limit} bytes")
+
+
+def _status_detail(status: int) -> str:
+    """Names a status in the standard's words: the server's own might repeat what it was sent."""
+    try:
+        return f"HTTP {status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return f"HTTP {status}"
+
+
+def _decode(body: bytes, encoding: str, limit: int) -> bytes:
+    """Undoes gzip or zlib, stopping at the limit."""
+    name = encoding.strip().lower()
+    if name in {"", "identity"}:
+        return body
+    if name not in {"gzip", "x-gzip", "deflate"}:
+        raise _RefusedError("bad_encoding", "the content encoding is neither gzip nor deflate")
+    decoder = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        plain = decoder.decompress(body, limit + 1)
+    except zlib.error as exc:
+        raise _RefusedError("bad_encoding", "the compressed body is damaged") from exc
+    if len(plain) > limit:
+        raise _too_large(limit)
+    # A second member is refused too: no metrics server sends one, and very many make a slow bomb.
+    if not decoder.eof or decoder.unused_data:
+        raise _RefusedError("bad_encoding", "the compressed body is cut off or has bytes after its end")
+    return plain
+
+
+# The first row that fits any exception of the chain wins, so the telling ones come first.
+_BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
+    (aiohttp.ClientConnectorDNSError, "dns"),
+    (ssl.SSLError, "tls"),
+    (aiohttp.ClientPayloadError, "bad_encoding"),
+    (TimeoutError, "timeout"),
+    (ConnectionRefusedError, "connection_refused"),
+    (
+        (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, aiohttp.ServerDisconnectedError),
+        "connection_reset",
+    ),
+)
+_BY_ERRNO = {
+    errno.ECONNREFUSED: "connection_refused",
+    errno.ECONNRESET: "connection_reset",
+    errno.ECONNABORTED: "connection_reset",
+    errno.EPIPE: "connection_reset",
+    errno.ETIMEDOUT: "timeout",
+}
+
+
+def _explain(exc: BaseException) -> tuple[str, str]:
+    """Turns what aiohttp raised into a reason and a detail that repeats nothing the exception quotes."""
+    chain = _chain(exc)
+    reason = _reason(chain)
+    detail = REASONS[reason]
+    # The last one is the true cause: aiohttp's own lack the attributes of those they derive from.
+    tls = next((link for link in reversed(chain) if isinstance(link, ssl.SSLError)), None)
+    number = next((link.errno for link in chain if isinstance(link, OSError) and link.errno), None)
+    if tls is not None:
+        why = getattr(tls, "verify_message", None) or getattr(tls, "reason", None) or type(tls).__name__
+        detail = f"{detail}: {why}"
+    elif reason == "unreachable" and number is not None:
+        detail = f"{detail}: {_os_detail(number)}"
+    elif reason == "protocol":
+        detail = f"{detail} ({type(exc).__name__})"
+    return reason, detail
+
+
+def _chain(exc: BaseException) -> list[BaseException]:
+    """Lists an exception and its causes, the outermost first."""
+    chain = [exc]
+    while chain[-1].__cause__ is not None and len(chain) < 8:  # noqa: PLR2004  # no chain is longer
+        chain.append(chain[-1].__cause__)
+    return chain
+
+
+def _reason(chain: list[BaseException]) -> str:
+    """Picks the key of `REASONS` for an exception and its causes."""
+    first = chain[0]
+    # Of a reset within the body, and of a malformed first chunk, aiohttp tells in the message only.
+    if isinstance(first, aiohttp.ClientPayloadError) and ConnectionResetError.__name__ in str(first):
+        return "connection_reset"
+    if isinstance(first, aiohttp.ClientResponseError) and "chunk" in first.message.partition("\n")[0]:
+        return "bad_encoding"
+    for types, reason in _BY_TYPE:
+        if any(isinstance(link, types) for link in chain):
+            return reason
+    for link in chain:
+        if isinstance(link, OSError) and link.errno in _BY_ERRNO:
+            return _BY_ERRNO[link.errno]
+    if isinstance(first, OSError | aiohttp.ClientConnectionError):
+        return "unreachable"
+    return "protocol"
+
+
+def _os_detail(number: int | None) -> str:
+    return os.strerror(number).lower() if number else "unknown error"
