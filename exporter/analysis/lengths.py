@@ -1,0 +1,92 @@
+"""The lengths of the requests an engine serves, from the buckets of its own histograms. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["LengthWindow", "Lengths"]
+
+# The distribution is that of the last quarter to half an hour, as soon as that has enough requests;
+# before, it is that of the whole life of the process.
+PERIOD_SECONDS: Final = 900.0
+ENOUGH: Final = 50.0
+
+Buckets = Mapping[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution of lengths in tokens: ``(upper bound, requests in the bucket)``, bounds rising."""
+
+    buckets: tuple[tuple[float, float], ...]
+    count: float
+    total: float | None
+
+    @property
+    def mean(self) -> float | None:
+        """Mean length in tokens; None where nothing was counted."""
+        return self.total / self.count if self.total is not None and self.count > 0 else None
+
+    @property
+    def detailed(self) -> bool:
+        """Whether there are buckets beside the one that holds everything."""
+        return len(self.buckets) > 1
+
+    def quantile(self, share: float) -> float | None:
+        """Length that `share` of the requests do not exceed: the upper bound of its bucket.
+
+        The upper bound, not an interpolation: asked for is whether such a request would fit. None
+        where nothing was counted or where the answer lies in the bucket without a bound.
+        """
+        if self.count <= 0:
+            return None
+        wanted, seen = share * self.count, 0.0
+        for bound, inside in self.buckets:
+            seen += inside
+            if seen >= wanted and inside > 0:
+                return bound if math.isfinite(bound) else None
+        return None
+
+
+class LengthWindow:
+    """Keeps the distribution of the recent past from cumulative buckets."""
+
+    __slots__ = ("_bases", "_now", "_sum")
+
+    def __init__(self) -> None:
+        self._now: Buckets = {}
+        self._sum: float | None = None
+        self._bases: list[tuple[float, Buckets, float | None]] = []
+
+    def observe(self, t: float, buckets: Buckets, total: float | None) -> None:
+        """Take the cumulative buckets of one more poll; a reset starts over."""
+        if self._count(buckets) < self._count(self._now):
+            self._bases = []
+        self._now, self._sum = buckets, total
+        if not self._bases or t - self._bases[-1][0] >= PERIOD_SECONDS:
+            self._bases = [*self._bases[-1:], (t, buckets, total)]
+
+    def lengths(self) -> Lengths | None:
+        """The distribution now, None where there is none."""
+        if not self._now:
+            return None
+        if self._bases:
+            _, base, base_sum = self._bases[0]
+            recent = self._between(base, base_sum)
+            if recent.count >= ENOUGH:
+                return recent
+        return self._between({}, 0.0)
+
+    def _between(self, base: Buckets, base_sum: float | None) -> Lengths:
+        inside, before = [], 0.0
+        for bound in sorted(self._now):
+            cumulative = self._now[bound] - base.get(bound, 0.0)
+            inside.append((bound, max(0.0, cumulative - before)))
+            before = max(before, cumulative)
+        total = None if self._sum is None or base_sum is None else max(0.0, self._sum - base_sum)
+        return Lengths(tuple(inside), before, total)
+
+    @staticmethod
+    def _count(buckets: Buckets) -> float:
+        return max(buckets.values(), default=0.0)

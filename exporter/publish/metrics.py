@@ -1,0 +1,321 @@
+"""The table of exported metrics and the collector that fills it from the latest reading.
+
+`METRICS` is the one place where an exported name, its type, unit, labels and help stand. The collector
+builds new families at every scrape from values that are already there: no I/O, no waiting, and a
+metric that fails costs that metric only.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from exporter.analysis.history import KV_BOUNDS
+from exporter.pipeline import EngineReading, TargetReading
+
+__all__ = ["EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "MetricRow", "ReadingCollector"]
+
+PREFIX: Final = "vllm_pressure_"
+# No engine has more series than this, whatever holds.
+SERIES_PER_ENGINE: Final = 80
+_ENGINE: Final = ("model_name", "engine")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One exported metric.
+
+    Attributes:
+        name: without the prefix; a counter's without ``_total``, an info's without ``_info``.
+        labels: in the order of the output.
+        help: what it is, with its window and what it is made from.
+        signal: the signal whose value it shows, empty where a function of `ReadingCollector` makes it.
+    """
+
+    name: str
+    type: Literal["gauge", "counter", "histogram", "info"]
+    labels: tuple[str, ...]
+    help: str
+    signal: str = ""
+
+    @property
+    def series(self) -> str:
+        """The name as it stands in queries; of a histogram the name its series begin with."""
+        ending = {"counter": "_total", "info": "_info"}.get(self.type, "")
+        return f"{PREFIX}{self.name}{ending}"
+
+
+def _gauge(name: str, text: str, signal: str) -> MetricRow:
+    return MetricRow(name, "gauge", _ENGINE, text, signal)
+
+
+METRICS: Final[tuple[MetricRow, ...]] = (
+    # The target.
+    MetricRow("up", "gauge", (), "Whether the last poll of vLLM's metrics succeeded."),
+    MetricRow(
+        "last_success_timestamp_seconds", "gauge", (), "When a poll last succeeded, in unix seconds. Absent before."
+    ),
+    MetricRow("engines", "gauge", (), "Engines in the last good body. Absent before the first."),
+    MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last good body lacks."),
+    MetricRow(
+        "restarts", "counter", _ENGINE,
+        "New processes seen behind this engine: another process start time, or counters that fell.",
+    ),
+    MetricRow(
+        "engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"),
+        "What the engine says of itself. The version is the oldest release that prints these names.",
+    ),
+    # KV cache.
+    _gauge("kv_usage_ratio", "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc.", "kv_usage_ratio"),
+    _gauge("kv_usage_max_ratio", "Highest polled KV cache usage of the last 60 s, 0-1.", "kv_usage_max_ratio"),
+    _gauge("kv_usage_mean_ratio", "Mean polled KV cache usage of the last 60 s, 0-1.", "kv_usage_mean_ratio"),
+    _gauge(
+        "kv_capacity_tokens",
+        "Tokens that the engine's KV cache holds. From cache_config_info: kv_cache_size_tokens, else an estimate"
+        " from blocks and block size.",
+        "kv_capacity_tokens",
+    ),
+    _gauge(
+        "kv_max_concurrency",
+        "Requests of the maximum length that fit into the KV cache. From cache_config_info.",
+        "kv_max_concurrency",
+    ),
+    _gauge(
+        "kv_seconds_to_full",
+        "Seconds until the KV cache is full at the slope of the last 60 s. Absent unless usage grows steadily.",
+        "kv_seconds_to_full",
+    ),
+    MetricRow(
+        "kv_usage_polled_ratio", "histogram", _ENGINE,
+        "Every polled KV cache usage since the exporter saw the engine, one observation per good poll.",
+    ),
+    # Preemption.
+    MetricRow(
+        "preemptions", "counter", _ENGINE,
+        "Preemptions since the exporter first saw the engine; survives restarts of vLLM. From num_preemptions.",
+        "preemptions_total",
+    ),
+    _gauge(
+        "preemptions_per_second",
+        "Preemptions per second over the last 60 s. From num_preemptions, which lags by a step or more.",
+        "preemptions_per_second",
+    ),
+    _gauge(
+        "preemptions_inferred_per_second",
+        "Estimate over the last 60 s: running requests that went back to waiting at a full cache, counted or not.",
+        "preemptions_inferred_per_second",
+    ),
+    _gauge(
+        "preemptions_per_finished_request",
+        "Preemptions by finished requests over the last 300 s. Absent while nothing finishes.",
+        "preemptions_per_finished_request",
+    ),
+    _gauge(
+        "recomputed_ratio",
+        "Estimate over the last 60 s: share of computed tokens that repeat work lost to preemption, 0-1;"
+        " an upper bound with prefix caching.",
+        "recomputed_ratio",
+    ),
+    # Requests and work.
+    _gauge("requests_running", "Running requests at the last poll. From num_requests_running.", "requests_running"),
+    _gauge(
+        "requests_waiting",
+        "Waiting requests at the last poll, preempted ones included. From num_requests_waiting.",
+        "requests_waiting",
+    ),
+    _gauge(
+        "requests_deferred",
+        "Waiting requests that wait for something else than capacity. From num_requests_waiting_by_reason (0.20).",
+        "requests_deferred",
+    ),
+    MetricRow(
+        "requests_finished", "counter", _ENGINE,
+        "Requests finished since the exporter first saw the engine; survives restarts of vLLM. From request_success.",
+        "requests_finished_total",
+    ),
+    _gauge(
+        "generation_tokens_per_second",
+        "Tokens put out per second over the last 60 s. From generation_tokens.",
+        "generation_tokens_per_second",
+    ),
+    _gauge(
+        "inter_token_latency_mean_seconds",
+        "Mean time between two tokens of a request over the last 60 s; a preempted request's stall shows here."
+        " From inter_token_latency_seconds.",
+        "inter_token_latency_mean_seconds",
+    ),
+    _gauge(
+        "queue_time_mean_seconds",
+        "Mean first wait of requests scheduled in the last 60 s (300 s, 600 s where there were none)."
+        " From request_queue_time_seconds.",
+        "queue_time_mean_seconds",
+    ),
+    _gauge(
+        "prefix_cache_hit_ratio",
+        "Hits by queries of the prefix cache over the last 60 s (300 s, 600 s where there were none), 0-1.",
+        "prefix_cache_hit_ratio",
+    ),
+)  # fmt: skip
+
+# The exporter about itself.
+EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
+    MetricRow("exporter_build", "info", ("version", "python"), "The exporter's release and the Python it runs on."),
+    MetricRow("exporter_polls", "counter", (), "Polls of the target, failed ones included."),
+    MetricRow("exporter_polls_skipped", "counter", (), "Polls left out because the one before took too long."),
+    MetricRow("exporter_poll_errors", "counter", ("reason",), "Polls that failed, by reason."),
+    MetricRow("exporter_poll_duration_seconds", "histogram", (), "How long polls took that were answered."),
+    MetricRow("exporter_poll_interval_seconds", "gauge", (), "Time between polls at the moment; longer than configured while the server answers slowly."),
+    MetricRow("exporter_body_bytes", "gauge", (), "Size of the last body."),
+    MetricRow("exporter_unreadable_lines", "counter", (), "Lines of known names that could not be read."),
+    MetricRow("exporter_collect_errors", "counter", ("metric",), "Metrics that could not be built for a scrape, by name."),
+)  # fmt: skip
+
+_BY_NAME: Final = {row.name: row for row in METRICS}
+
+
+class ReadingCollector(Collector):
+    """Shows the latest reading of a target.
+
+    Example of the output for one engine (a part)::
+
+        vllm_pressure_up 1.0
+        vllm_pressure_kv_usage_ratio{engine="0",model_name="demo-7b"} 0.97
+        vllm_pressure_preemptions_total{engine="0",model_name="demo-7b"} 12.0
+    """
+
+    def __init__(
+        self,
+        latest: Callable[[], TargetReading | None],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        on_failure: Callable[[str], None] = lambda _name: None,
+    ) -> None:
+        """Take the world as parameters.
+
+        Args:
+            latest: the last reading, None before the first poll has ended.
+            clock: the clock by which readings are timed.
+            wall_clock: unix seconds.
+            on_failure: called with the name of a metric that could not be built.
+        """
+        self._latest = latest
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._on_failure = on_failure
+        self._failing: set[str] = set()
+        self._special: Mapping[str, Callable[[TargetReading], Iterable[Metric]]] = {
+            "up": self._up,
+            "last_success_timestamp_seconds": self._last_success,
+            "engines": self._engines,
+            "engines_missing": self._engines_missing,
+            "restarts": self._restarts,
+            "engine": self._info,
+            "kv_usage_polled_ratio": self._polled,
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Build all families anew."""
+        reading = self._latest()
+        if reading is None:
+            return
+        for row in METRICS:
+            try:
+                families = list(self._families(row, reading))
+            except Exception:
+                self._on_failure(row.name)
+                if row.name not in self._failing:
+                    self._failing.add(row.name)
+                    log.exception("metric could not be built name=%s", row.name)
+                continue
+            self._failing.discard(row.name)
+            yield from families
+
+    def _families(self, row: MetricRow, reading: TargetReading) -> Iterable[Metric]:
+        special = self._special.get(row.name)
+        return special(reading) if special else self._signal(row, reading)
+
+    def _signal(self, row: MetricRow, reading: TargetReading) -> Iterable[Metric]:
+        """A metric that shows one signal: counters always, measured values until they are too old."""
+        family = _family(row)
+        now = self._clock()
+        for engine in reading.engines.values():
+            value = getattr(engine.signals, row.signal)
+            if value is None or (row.type == "gauge" and now - engine.seen_at > reading.max_age):
+                continue
+            family.add_metric(_labels(engine), value)
+        if family.samples:
+            yield family
+
+    def _up(self, reading: TargetReading) -> Iterable[Metric]:
+        # A poller that is stuck has no new reading: what it last said is not true for ever.
+        fresh = self._clock() - reading.t <= reading.max_age
+        yield _single("up", float(reading.up and fresh))
+
+    def _last_success(self, reading: TargetReading) -> Iterable[Metric]:
+        if reading.good_at is not None:
+            yield _single(
+                "last_success_timestamp_seconds", self._wall_clock() - (self._clock() - reading.good_at)
+            )
+
+    def _engines(self, reading: TargetReading) -> Iterable[Metric]:
+        if reading.good_at is not None:
+            yield _single("engines", sum(1 for engine in reading.engines.values() if not engine.missing))
+
+    def _engines_missing(self, reading: TargetReading) -> Iterable[Metric]:
+        if reading.good_at is not None:
+            yield _single("engines_missing", sum(1 for engine in reading.engines.values() if engine.missing))
+
+    def _restarts(self, reading: TargetReading) -> Iterable[Metric]:
+        row = _BY_NAME["restarts"]
+        family = CounterMetricFamily(PREFIX + row.name, row.help, labels=row.labels)
+        for engine in reading.engines.values():
+            family.add_metric(_labels(engine), engine.restarts)
+        yield family
+
+    def _info(self, reading: TargetReading) -> Iterable[Metric]:
+        family = InfoMetricFamily(PREFIX + "engine", _BY_NAME["engine"].help, labels=_ENGINE)
+        for engine in reading.engines.values():
+            cache = engine.cache
+            told = {
+                "vllm_version": ".".join(map(str, engine.version)),
+                "cache_dtype": (cache and cache.cache_dtype) or "",
+                "block_size": str((cache and cache.block_size) or ""),
+            }
+            family.add_metric(_labels(engine), {name: value for name, value in told.items() if value})
+        yield family
+
+    def _polled(self, reading: TargetReading) -> Iterable[Metric]:
+        row = _BY_NAME["kv_usage_polled_ratio"]
+        family = HistogramMetricFamily(PREFIX + row.name, row.help, labels=row.labels)
+        for engine in reading.engines.values():
+            total, buckets = 0, []
+            for bound, polls in zip((*KV_BOUNDS, math.inf), engine.kv_polls, strict=True):
+                total += polls
+                buckets.append(("+Inf" if math.isinf(bound) else str(bound), float(total)))
+            family.add_metric(_labels(engine), buckets, engine.kv_sum)
+        yield family
+
+
+def _labels(engine: EngineReading) -> tuple[str, str]:
+    return (engine.key.model, engine.key.name)
+
+
+def _single(name: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, _BY_NAME[name].help, value=value)
+
+
+def _family(row: MetricRow) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
+    return kind(PREFIX + row.name, row.help, labels=row.labels)

@@ -1,0 +1,156 @@
+"""The one table of vLLM's metric names: every name a reading ever had, newest first.
+
+A *reading* is our word for a quantity; vLLM renames its metrics about twice a year, so a reading has
+one row per name. Where a body holds several names of one reading, the row that stands first wins;
+they are never added or averaged. A reading none of whose names is there is unknown, not zero.
+
+Versions are vLLM's releases; ``until`` is the last release that exposed the name by default.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["gauge", "counter", "created", "buckets"]
+
+# A metric's prefix depends on who prints it: vLLM, a client that cleans names for OpenMetrics, Ray
+# up to vLLM 0.10, Ray since 0.11. The order is the priority where one body holds several.
+PREFIXES: Final = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_")
+
+START_TIME: Final = "process_start_time_seconds"
+CACHE_CONFIG: Final = "cache_config_info"
+LORA_INFO: Final = "lora_requests_info"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name that a reading has, or had, in vLLM's exposition.
+
+    Attributes:
+        reading: our word for the quantity.
+        kind: ``gauge``, ``counter`` (may stand with or without ``_total``), ``created`` (unix
+            seconds at which the counter began) or ``buckets`` (a histogram's cumulative buckets).
+        name: vLLM's name without prefix; of a counter also without ``_total``.
+        since: first release that has the name.
+        until: last release that has it, empty while it is there.
+        label: the label that must have ``value`` for the series to count, empty for any.
+        value: see ``label``.
+        most: the largest value that makes sense.
+    """
+
+    reading: str
+    kind: Kind
+    name: str
+    since: str = "0.5.4"
+    until: str = ""
+    label: str = ""
+    value: str = ""
+    most: float = sys.float_info.max
+
+
+NAMES: Final[tuple[Name, ...]] = (
+    # What runs and what waits, at the engine's last step.
+    Name("requests_running", "gauge", "num_requests_running"),
+    Name("requests_waiting", "gauge", "num_requests_waiting"),
+    Name("requests_waiting_capacity", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "capacity"),
+    Name("requests_deferred", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "deferred"),
+    Name("requests_swapped", "gauge", "num_requests_swapped", until="0.7"),
+    Name("kv_usage", "gauge", "kv_cache_usage_perc", "0.9", most=1.0),
+    Name("kv_usage", "gauge", "gpu_cache_usage_perc", until="0.10", most=1.0),
+    Name("sleep_weights_offloaded", "gauge", "engine_sleep_state", "0.11", "", "sleep_state", "weights_offloaded"),
+    Name("sleep_discard_all", "gauge", "engine_sleep_state", "0.11", "", "sleep_state", "discard_all"),
+    Name("prefix_hit_ratio", "gauge", "gpu_prefix_cache_hit_rate", "0.6", "0.7", most=1.0),
+    # Progress.
+    Name("preemptions", "counter", "num_preemptions"),
+    Name("requests_finished", "counter", "request_success"),
+    Name("prompt_tokens", "counter", "prompt_tokens"),
+    Name("prompt_tokens_computed", "counter", "prompt_tokens_by_source", "0.16", "", "source", "local_compute"),
+    Name("generation_tokens", "counter", "generation_tokens"),
+    # Of a histogram; moves only with steps that put out tokens.
+    Name("engine_steps", "counter", "iteration_tokens_total_count", "0.6"),
+    Name("step_tokens", "counter", "iteration_tokens_total_sum", "0.6"),
+    Name("preemptions_of_finished", "counter", "request_num_preemptions_sum", "0.30"),
+    # Latency: sums in seconds and counts of histograms.
+    Name("queue_seconds", "counter", "request_queue_time_seconds_sum", "0.6"),
+    Name("queue_count", "counter", "request_queue_time_seconds_count", "0.6"),
+    Name("inter_token_seconds", "counter", "inter_token_latency_seconds_sum", "0.10.2"),
+    Name("inter_token_seconds", "counter", "time_per_output_token_seconds_sum", until="0.11"),
+    Name("inter_token_count", "counter", "inter_token_latency_seconds_count", "0.10.2"),
+    Name("inter_token_count", "counter", "time_per_output_token_seconds_count", until="0.11"),
+    Name("first_token_seconds", "counter", "time_to_first_token_seconds_sum"),
+    Name("first_token_count", "counter", "time_to_first_token_seconds_count"),
+    # Lengths of finished requests, in tokens.
+    Name("prompt_length_sum", "counter", "request_prompt_tokens_sum"),
+    Name("prompt_length_count", "counter", "request_prompt_tokens_count"),
+    Name("prompt_length", "buckets", "request_prompt_tokens_bucket"),
+    Name("output_length_sum", "counter", "request_generation_tokens_sum"),
+    Name("output_length_count", "counter", "request_generation_tokens_count"),
+    Name("output_length", "buckets", "request_generation_tokens_bucket"),
+    # Caches: tokens since 0.9, blocks before; ratios are right either way.
+    Name("prefix_queries", "counter", "prefix_cache_queries", "0.9"),
+    Name("prefix_queries", "counter", "gpu_prefix_cache_queries", "0.7.3", "0.10"),
+    Name("prefix_hits", "counter", "prefix_cache_hits", "0.9"),
+    Name("prefix_hits", "counter", "gpu_prefix_cache_hits", "0.7.3", "0.10"),
+    Name("external_prefix_queries", "counter", "external_prefix_cache_queries", "0.11"),
+    Name("multimodal_queries", "counter", "mm_cache_queries", "0.11"),
+    # What else can hold requests or blocks.
+    Name("draft_tokens", "counter", "spec_decode_num_draft_tokens"),
+    Name("kv_expired_requests", "counter", "nixl_num_kv_expired_reqs", "0.15"),
+    Name("kv_expired_requests", "counter", "mooncake_num_kv_expired_reqs", "0.33"),
+    Name("kv_failed_transfers", "counter", "nixl_num_failed_transfers", "0.11"),
+    Name("kv_failed_transfers", "counter", "mooncake_num_failed_transfers", "0.33"),
+    Name("kv_loaded_bytes", "counter", "kv_offload_load_bytes", "0.24"),
+    Name("kv_loaded_bytes", "counter", "kv_offload_total_bytes", "0.16", label="transfer_type", value="CPU_to_GPU"),
+    Name("kv_load_seconds", "counter", "kv_offload_load_time", "0.24"),
+    Name("kv_load_seconds", "counter", "kv_offload_total_time", "0.16", label="transfer_type", value="CPU_to_GPU"),
+    Name("kv_fetch_waiting", "gauge", "num_requests_kv_fetch_by_stage", "0.32", "", "stage", "waiting_to_start"),
+    Name("kv_fetch_running", "gauge", "num_requests_kv_fetch_by_stage", "0.32", "", "stage", "in_progress"),
+    # When the counters began: a new value means a new process.
+    Name("created", "created", "generation_tokens_created"),
+    Name("created", "created", "num_preemptions_created"),
+    Name("created", "created", "prompt_tokens_created"),
+)  # fmt: skip
+
+# Labels of cache_config_info that tell a release: the newest one that is there counts.
+CACHE_LABEL_SINCE: Final = {
+    "prefix_caching_hash_algo": "0.8",
+    "cpu_kvcache_space_bytes": "0.9",
+    "kv_cache_memory_bytes": "0.10",
+    "kv_offloading_backend": "0.11",
+    "mamba_cache_mode": "0.15",
+    "_block_size_resolved": "0.18",
+    "kv_cache_dtype_skip_layers": "0.19",
+    "kv_cache_size_tokens": "0.24",
+    "skip_page_size_padded": "0.25",
+    "prefix_match_unit": "0.26",
+    "use_replayssm": "0.27",
+    "kv_cache_layout": "0.29",
+    "effective_attention_block_size": "0.31",
+    "cache_hit_alignment_tokens": "0.32",
+    "simple_cpu_offload_num_blocks": "0.33",
+}
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Order releases by number: ``0.9`` before ``0.10.2``; what is no number counts as 0."""
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))
+
+
+# Without one of these a label set is no engine, whatever else is said of it.
+CORE: Final = frozenset(
+    {"requests_running", "requests_waiting", "kv_usage", "preemptions", "requests_finished"}
+    | {"prompt_tokens", "generation_tokens", "engine_steps"}
+)
+COUNTERS: Final = tuple(dict.fromkeys(row.reading for row in NAMES if row.kind == "counter"))
+GAUGES: Final = tuple(dict.fromkeys(row.reading for row in NAMES if row.kind == "gauge"))
+
+
+def spellings(row: Name) -> tuple[str, ...]:
+    """Every way a row's series is spelt after the prefix, the usual one first.
+
+    A counter stands with ``_total`` (both dialects), without it (a gauge that Ray makes of it), or
+    with two (Ray around vLLM's V0 names). The counts and sums of a histogram have one spelling.
+    """
+    if row.kind == "counter" and not row.name.endswith(("_sum", "_count")):
+        return (row.name + "_total", row.name, row.name + "_total_total")
+    return (row.name,)
