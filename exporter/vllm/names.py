@@ -7,7 +7,7 @@ they are never added or averaged. A reading none of whose names is there is unkn
 Versions are vLLM's releases; ``until`` is the last release that exposed the name by default.
 """
 
-import sys
+import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -35,7 +35,7 @@ class Name:
         until: last release that has it, empty while it is there.
         label: the label that must have ``value`` for the series to count, empty for any.
         value: see ``label``.
-        most: the largest value that makes sense.
+        most: the largest value that makes sense; infinite never does.
     """
 
     reading: str
@@ -45,7 +45,7 @@ class Name:
     until: str = ""
     label: str = ""
     value: str = ""
-    most: float = sys.float_info.max
+    most: float = math.inf
 
 
 NAMES: Final[tuple[Name, ...]] = (
@@ -135,6 +135,10 @@ def version_key(version: str) -> tuple[int, ...]:
     """Order releases by number: ``0.9`` before ``0.10.2``; what is no number counts as 0."""
     return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))
 
+
+# No quantity of vLLM's is larger, in whatever unit; what claims to be is broken. It keeps the cube of a
+# length within what a float holds.
+LARGEST: Final = 1e18
 
 # Without one of these a label set is no engine, whatever else is said of it.
 CORE: Final = frozenset(

@@ -3,7 +3,6 @@
 import functools
 import math
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
@@ -88,7 +87,7 @@ class Series:
         key: whose it is; for ``cache`` the model is empty, and the engine too where no label names it.
         source: the remaining labels, which tell apart processes that report the same reading.
         bound: upper bound of a bucket.
-        most: the largest value that makes sense.
+        most: the largest value that makes sense; no value may be infinite.
         version: first release that has the name.
     """
 
@@ -98,7 +97,7 @@ class Series:
     key: EngineKey = NOBODY
     source: bytes = b""
     bound: float = math.inf
-    most: float = sys.float_info.max
+    most: float = math.inf
     version: tuple[int, ...] = ()
     cache: CacheConfig | None = None
     lora: LoraState | None = None
@@ -217,7 +216,7 @@ def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
     bound = math.inf
     if row.kind == "buckets":
         number = read_number(labels.get("le", "").encode())
-        if number is None or math.isnan(number):
+        if number is None or not (number <= names.LARGEST or number == math.inf):  # NaN is neither
             return IGNORED
         bound = number
     own = {"model_name", "model", "engine", "ReplicaId", "le", row.label}
@@ -272,7 +271,7 @@ def _lora_state(labels: Mapping[str, str]) -> LoraState:
 def _number(labels: Mapping[str, str], label: str) -> float | None:
     """A label that holds a positive number; vLLM writes ``None`` for what it does not know."""
     number = read_number(labels.get(label, "").encode())
-    return number if number is not None and 0 < number < math.inf else None
+    return number if number is not None and 0 < number <= names.LARGEST else None
 
 
 def _whole(labels: Mapping[str, str], label: str) -> int | None:

@@ -1,0 +1,225 @@
+"""vLLM's own arguments, as operators paste them, and the few of them that the analysis can use.
+
+A line can hold ``--api-key`` and ``--hf-token``, so this is an allow-list: what `FIELDS` does not name is
+never looked at. Values are returned as they were written; whether they are good is for
+`exporter.config.parse_facts` to say.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Final
+
+__all__ = ["FIELDS", "facts_of", "fields_of", "join", "read", "read_list"]
+
+# vLLM's configuration objects: field -> name of the flag (of the fact). The same names serve
+# ``/server_info``, JSON options (``--speculative-config '{...}'``) and dotted ones.
+FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
+    "cache_config": {
+        "block_size": "block_size",
+        "cache_dtype": "kv_cache_dtype",
+        "enable_prefix_caching": "enable_prefix_caching",
+        "gpu_memory_utilization": "gpu_memory_utilization",
+        "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+        "kv_offloading_size": "kv_offloading_size",
+        "num_gpu_blocks_override": "num_gpu_blocks_override",
+    },
+    "scheduler_config": {
+        "async_scheduling": "async_scheduling",
+        "enable_chunked_prefill": "enable_chunked_prefill",
+        "long_prefill_token_threshold": "long_prefill_token_threshold",
+        "max_num_active_seqs": "max_num_active_seqs",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+        "max_num_queued_reqs": "max_num_queued_reqs",
+        "max_num_seqs": "max_num_seqs",
+        "policy": "scheduling_policy",
+        "scheduler_reserve_full_isl": "scheduler_reserve_full_isl",
+        "watermark": "watermark",
+    },
+    "parallel_config": {
+        "data_parallel_size": "data_parallel_size",
+        "pipeline_parallel_size": "pipeline_parallel_size",
+        "tensor_parallel_size": "tensor_parallel_size",
+    },
+    "model_config": {"max_model_len": "max_model_len"},
+    "lora_config": {"max_loras": "max_loras"},
+    "speculative_config": {"num_speculative_tokens": "num_speculative_tokens"},
+    "kv_transfer_config": {"kv_role": "role"},
+}
+
+_ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+_KV_ROLES: Final = {role: kv_role for kv_role, role in _ROLES.items()}
+_FLAGS: Final = frozenset(fact for fields in FIELDS.values() for fact in fields.values()) - {"role"}
+_SWITCHES: Final = frozenset(
+    {"async_scheduling", "enable_chunked_prefill", "enable_prefix_caching", "scheduler_reserve_full_isl"}
+)
+_SHORT: Final = {
+    "-dp": "data_parallel_size",
+    "-pp": "pipeline_parallel_size",
+    "-sc": "speculative_config",
+    "-tp": "tensor_parallel_size",
+}
+# Facts that are no flags of their own, as they would be written.
+_DOTTED: Final = {
+    "num_speculative_tokens": "--speculative-config.num_speculative_tokens",
+    "role": "--kv-transfer-config.kv_role",
+}
+
+# vLLM's human_readable_int, which it applies to these only: 1k is 1000, 1K is 1024, 25.6k is 25600.
+_SIZED: Final = frozenset({"kv_cache_memory_bytes", "max_model_len", "max_num_batched_tokens"})
+_SIZE: Final = re.compile(r"([0-9]{1,20})(\.[0-9]{1,20})?([kKmMgGtT])")
+
+_CONTINUED: Final = re.compile(r"\\[ \t]*\r?\n")
+_COMMAND_NEXT: Final = re.compile(r"-[elux]*c")  # sh -c, bash -euxc
+_FLAG_AND_MORE: Final = re.compile(r"-[^\s=]*\s")
+_NO_VALUE: Final = re.compile(r"-(?![0-9.])")
+
+
+def read(line: str) -> dict[str, object]:
+    """Read an argument line, with or without the command before it, quoted and continued as in a shell.
+
+    Returns:
+        What the line says, by the name of the fact, as it is written there; None where it says that the
+        fact is not known before the start (``--max-model-len auto``) or what cannot be read. The last one
+        of several wins.
+
+    Raises:
+        ValueError: a quotation is not closed; the message does not repeat the line.
+    """
+    return read_list(_split(line))
+
+
+def read_list(arguments: Iterable[str]) -> dict[str, object]:
+    """Read arguments that are apart already, as in a Kubernetes manifest; otherwise as `read`."""
+    tokens = list(_expanded(arguments))
+    found: dict[str, object] = {}
+    for token, after in zip_longest(tokens, tokens[1:], fillvalue=""):
+        if token.startswith("-"):
+            flag, equals, value = token.partition("=")
+            own = value if equals else None
+            # What another flag takes as its value comes by here too: it says nothing, being no flag.
+            found.update(_facts(_name(flag), own, after))
+    return found
+
+
+def facts_of(config: str, fields: Mapping[str, object]) -> dict[str, object]:
+    """Pick the facts from one of vLLM's configuration objects; None for those it does not tell.
+
+    Args:
+        config: a key of `FIELDS`.
+        fields: what the object holds, unchecked.
+    """
+    return {fact: _as_fact(fact, fields.get(field)) for field, fact in FIELDS[config].items()}
+
+
+def fields_of(facts: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Put facts back into the configuration objects from which `facts_of` picks them."""
+    objects = {
+        config: {field: _as_field(fact, facts[fact]) for field, fact in fields.items() if fact in facts}
+        for config, fields in FIELDS.items()
+    }
+    return {config: fields for config, fields in objects.items() if fields}
+
+
+def join(facts: Mapping[str, object]) -> str:
+    """Write facts as the argument line that `read` would read them from."""
+    parts = []
+    for fact, value in facts.items():
+        flag = _DOTTED.get(fact, "--" + fact.replace("_", "-"))
+        if isinstance(value, bool):
+            parts.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            parts.append(f"{flag} {shlex.quote(str(_as_field(fact, value)))}")
+    return " ".join(parts)
+
+
+def _as_field(fact: str, value: object) -> object:
+    return _KV_ROLES[str(value)] if fact == "role" else value
+
+
+def _split(line: str) -> list[str]:
+    try:
+        return shlex.split(_CONTINUED.sub(" ", line))
+    except ValueError:
+        raise ValueError("expected a line whose quotations are closed") from None
+
+
+def _expanded(arguments: Iterable[str], *, whole: bool = True) -> Iterator[str]:
+    """Take apart what holds several arguments: ``sh -c "vllm serve ..."``, ``- --max-num-seqs 64``."""
+    command = False
+    for argument in arguments:
+        if whole and (command or _FLAG_AND_MORE.match(argument)):
+            yield from _expanded(_parts(argument), whole=False)
+        else:
+            yield argument
+        command = _COMMAND_NEXT.fullmatch(argument) is not None
+
+
+def _parts(argument: str) -> Sequence[str]:
+    try:
+        return _split(argument)
+    except ValueError:
+        return ()
+
+
+def _name(flag: str) -> str:
+    """The flag's name with underscores, ``speculative_config.num_speculative_tokens``; empty for none."""
+    return flag[2:].replace("-", "_") if flag.startswith("--") else _SHORT.get(flag, "")
+
+
+def _facts(name: str, own: str | None, after: str) -> dict[str, object]:
+    """What one flag says.
+
+    Args:
+        name: as `_name` gives it.
+        own: what stands behind its ``=``.
+        after: the argument that follows.
+    """
+    if name in _SWITCHES:
+        word = (after if own is None else own).lower()
+        return {name: word if own is not None or word in {"true", "false"} else True}
+    if name.removeprefix("no_") in _SWITCHES:
+        return {name.removeprefix("no_"): False if own is None else None}
+    value = own if own is not None or _NO_VALUE.match(after) else after
+    if name in _FLAGS:
+        return {name: _as_fact(name, value)}
+    config, _, field = name.partition(".")
+    if config not in FIELDS:
+        return {}
+    if not field:
+        return facts_of(config, _object(value))
+    fact = FIELDS[config].get(field)
+    return {} if fact is None else {fact: _as_fact(fact, value)}
+
+
+def _object(text: str | None) -> Mapping[str, object]:
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _as_fact(fact: str, value: object) -> object:
+    """A value in the form in which the configuration takes it, as far as vLLM writes it otherwise."""
+    if fact == "role":
+        return _ROLES.get(value) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if fact == "max_model_len" and text.lower() in {"auto", "-1"}:
+        return None
+    return _sized(text) if fact in _SIZED else text
+
+
+def _sized(text: str) -> object:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return text
+    count, fraction, unit = found.groups()
+    power = "kmgt".index(unit.lower()) + 1
+    if unit.isupper():
+        return None if fraction else int(count) * 1024**power
+    return int(float(count + (fraction or "")) * 1000**power)

@@ -1,0 +1,102 @@
+"""The time to read a body grows with its length and not faster, whatever stands in it."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from exporter.vllm.exposition import Reader
+from exporter.vllm.series import KNOWN
+
+NAME = b"vllm:num_requests_running"
+
+SHAPES: dict[str, Callable[[int], bytes]] = {
+    "one endless line": lambda n: NAME + b" " + b"1" * n + b"\n",
+    "an endless label value": lambda n: NAME + b'{a="' + b"x" * n + b'"} 1\n',
+    "backslashes in a label": lambda n: NAME + b'{a="' + b"\\" * n + b'"} 1\n',
+    "backslashes and no end": lambda n: NAME + b'{a="' + b"\\" * n + b"\n",
+    "quotes": lambda n: NAME + b'{a="' + b'"' * n + b"\n",
+    "many labels": lambda n: NAME + b"{" + b"".join(b'a%d="",' % i for i in range(n // 8)) + b"} 1\n",
+    "one label again and again": lambda n: NAME + b"{" + b'a="",' * (n // 5) + b"} 1\n",
+    "braces": lambda n: NAME + b"{" * n + b"}" * n + b" 1\n",
+    "commas": lambda n: NAME + b"{" + b"," * n + b"} 1\n",
+    "blanks before the name": lambda n: b" \t" * n + NAME[:-1] + b" 1\n",
+    "blanks before the value": lambda n: NAME + b" \t" * n + b"x\n",
+    "blanks after the value": lambda n: NAME + b" 1" + b" \t" * n + b"x\n",
+    "blanks in the labels": lambda n: NAME + b"{" + b" \t" * n + b"x\n",
+    "marks of exemplars": lambda n: NAME + b" 1" + b" #" * n + b"\n",
+    "carriage returns": lambda n: NAME + b" 1" + b"\r" * n + b"x\n",
+    "no line end": lambda n: NAME * (n // len(NAME)),
+    "empty lines": lambda n: b"\n" * n,
+    "blank lines": lambda n: b" \n" * n,
+    "beginnings of prefixes": lambda n: b"\nray_vllm" * (n // 9),
+    "beginnings of names": lambda n: (b"\n" + NAME[:-1]) * (n // 20),
+    "blanks before a page": lambda n: b" " * n + b"x\n",
+    "half of an object": lambda n: b"{" + b" " * n + b'"' + b"a" * n + b"\n",
+    "samples of one series": lambda n: (NAME + b" 1\n") * (n // 20),
+    "broken samples": lambda n: (NAME + b"{ 1\n") * (n // 20),
+    "other series": lambda n: b"".join(NAME + b'{a="%d"} 1\n' % i for i in range(n // 40)),
+    "engines": lambda n: b"".join(NAME + b'{engine="%d"} 1\n' % i for i in range(n // 40)),
+    "bounds": lambda n: b"".join(
+        b'vllm:request_prompt_tokens_bucket{le="%d"} 1\n' % i for i in range(n // 40)
+    ),
+}
+SIZE = 40_000
+
+
+def seconds(body: bytes) -> float:
+    """The least process time of a few reads, each with nothing remembered."""
+    best = float("inf")
+    for _ in range(5):
+        KNOWN.clear()
+        start = time.process_time()
+        Reader().read(body)
+        best = min(best, time.process_time() - start)
+    return best
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_reading_takes_time_linear_in_the_length(shape: Callable[[int], bytes]):
+    """Eight times the bytes take about eight times as long; a quadratic reader would take 64 times."""
+    for _ in range(3):  # another process may have been in the way
+        short, long = seconds(shape(SIZE)), seconds(shape(8 * SIZE))
+        if long <= 24 * max(short, 50e-6):
+            return
+    pytest.fail(f"{long:.6f} s for eight times what took {short:.6f} s")
+
+
+def test_a_line_of_a_megabyte_is_read_and_not_remembered():
+    """What is remembered of series is bounded in size, not only in number."""
+    KNOWN.clear()
+    exposition = Reader().read(NAME + b'{a="' + b"x" * 1_000_000 + b'"} 3\n')
+    (snapshot,) = exposition.engines.values()
+    assert snapshot.values == {"requests_running": 3}
+    assert not KNOWN
+
+
+def test_what_is_remembered_of_series_is_bounded():
+    """A page of ever new series cannot fill the memory."""
+    KNOWN.clear()
+    reader = Reader()
+    for page in range(3):
+        reader.read(b"".join(NAME + b'{a="%d"} 1\n' % (page * 10_000 + i) for i in range(10_000)))
+    assert 0 < len(KNOWN) <= 20_000
+    KNOWN.clear()
+
+
+def test_a_full_memory_changes_no_result(monkeypatch):
+    """Series that were forgotten are read anew."""
+    body = b"".join(NAME + b'{engine="%d"} %d\n' % (i, i) for i in range(50))
+    fresh = Reader().read(body)
+    monkeypatch.setattr("exporter.vllm.series._KNOWN_LIMIT", 7)
+    KNOWN.clear()
+    assert Reader().read(body) == fresh
+    assert Reader().read(body) == fresh
+
+
+def test_a_choice_between_processes_is_forgotten_with_its_engine():
+    """What a reader keeps from poll to poll is bounded by what the last body held."""
+    reader = Reader()
+    for engine in range(50):
+        reader.read(b"".join(NAME + b'{engine="%d",pid="%d"} 1\n' % (engine, pid) for pid in (7, 8)))
+    assert len(reader._choices) == 1
