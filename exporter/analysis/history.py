@@ -6,14 +6,14 @@ None in an answer; nothing that is unknown ever reads as zero.
 
 import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.lengths import LengthWindow
-from exporter.analysis.restarts import Restart, SourceWatch
+from exporter.analysis.restarts import Restart, SourceWatch, Step
 from exporter.vllm.exposition import Snapshot
 from exporter.vllm.names import COUNTERS
 
@@ -34,6 +34,8 @@ INFER_KV_FULL: Final = 0.9
 INFER_KV_SECONDS: Final = 10.0
 # Between polls further apart than this anything may have happened.
 INFER_GAP_SECONDS: Final = 5.0
+# No engine counts this far; adding up what a hostile server makes up must not end at infinity.
+MOST_COUNTED: Final = 1e18
 _NAN: Final = math.nan
 _INFERRED: Final = "preemptions_inferred"
 
@@ -89,9 +91,11 @@ class History:
         self.output_lengths = LengthWindow()
         self.sources = SourceWatch()
         self._last: dict[str, float] = {}
+        self._usage: float | None = None
         self._late: set[str] = set()
         self._whole_body_seen = False
-        self._restart_index = 0
+        self._mixed = False
+        self._begin_index = 0
         self._minute_index = 0
 
     # Taking one more poll.
@@ -106,76 +110,98 @@ class History:
             whole: whether the body was read to its end; a counter first missed in a body that was cut
                 off is not one that appears later.
         """
-        origin = start_time if start_time is not None else snapshot.values.get("created")
-        known = self.snapshot is not None
-        if not known:
+        values = snapshot.values
+        if self.snapshot is None:
             self.first_seen = self.moved_at = self.stepped_at = t
-        step = self.sources.step(t, origin, self._last, snapshot.values)
-        if step == "returned":
-            self._last.update(self.sources.before_fall)
-            self.sources.before_fall = {}
-        fresh = known and step == "new"
-        if fresh and not self.sources.by_turns(t):
-            self._note_restart(t)
-        self._count(t, snapshot.values, fresh=fresh, known=known and self._whole_body_seen)
+        # Every counter has its own time of creation: in a body that was cut off it may be another's.
+        origin = start_time if start_time is not None or not whole else values.get("created")
+        step = self.sources.step(t, origin, self._last, values)
+        mixed = self.sources.by_turns(t)
+        self._begin(t, step, mixed=mixed, whole=whole)
+        self._count(values, mixed=mixed)
+        if step != "same" or mixed:
+            self.moved_at = self.stepped_at = t  # what another source shows proves no standstill
+        elif self.snapshot is not None:
+            self.inferred += self._inferred(t, values)
+            self._note_progress(t, values)
+        self._append(t, values)
+        self.snapshot, self._mixed = snapshot, mixed
         self._whole_body_seen = self._whole_body_seen or whole
-        self._append(t, snapshot, fresh=fresh)
-        self.snapshot = snapshot
-        self.seen.update(snapshot.values, snapshot.untrusted)
-        for reading, window in (
-            ("prompt_length", self.prompt_lengths),
-            ("output_length", self.output_lengths),
-        ):
-            buckets = snapshot.buckets.get(reading)
-            if buckets:
-                window.observe(t, buckets, snapshot.values.get(f"{reading}_sum"))
+        self.seen.update(values, snapshot.untrusted)
+        if whole:
+            self._observe_lengths(t, snapshot)
         self._trim(t)
+
+    def _begin(self, t: float, step: Step, *, mixed: bool, whole: bool) -> None:
+        """Start over with what another process, the end of a mixture or the first whole body invalidates."""
+        if step == "returned":
+            self._last = dict(self.sources.resumed)
+        elif step == "new":
+            self._last = {}  # whatever the new process shows, it has counted itself
+            self.prompt_lengths, self.output_lengths = LengthWindow(), LengthWindow()
+            if not mixed:
+                self._note_restart(t)
+        if (self._mixed and not mixed) or (whole and not self._whole_body_seen):
+            self._begin_index = len(self.times)
 
     def _note_restart(self, t: float) -> None:
         last_seen = self.times[-1]
-        recent = self.start_of(last_seen - MINUTE)
         self.restarts += 1
         self.restart = Restart(
             at=t,
             last_seen=last_seen,
             kv_usage=self.latest("kv_usage"),
-            kv_usage_max=self.highest("kv_usage", recent),
+            kv_usage_max=self.highest("kv_usage", self.inside(last_seen - MINUTE)),
             preemptions=self.increase("preemptions", self.start_of(last_seen - 5 * MINUTE)),
             running=self.latest("requests_running"),
         )
         self.seen = set()
-        self._restart_index = len(self.times)
-        self.moved_at = self.stepped_at = t
+        self._begin_index = len(self.times)
 
-    def _count(self, t: float, values: Mapping[str, float], *, fresh: bool, known: bool) -> None:
-        """Add what the counters moved by; a reset adds the new value, first sight of an engine nothing."""
-        mixed = self.sources.by_turns(t)
+    def _count(self, values: Mapping[str, float], *, mixed: bool) -> None:
+        """Add what the counters moved by; a reset adds the new value, first sight of an engine nothing.
+
+        Of a mixture of sources nothing is added: it cannot be told what moved.
+        """
         last, own = self._last, self.own
-        if fresh and not mixed:
-            last.clear()  # whatever the new process shows, it has counted itself
         for reading in COUNTERS:
             value = values.get(reading)
-            if value is None:
+            if value is None or value > MOST_COUNTED:
                 continue
             before = last.get(reading)
             last[reading] = value
-            if before is None:
-                own[reading] = own.get(reading, 0.0) + (value if known else 0.0)
-                if known:
-                    self._late.add(reading)
-            elif mixed:
-                continue
+            if mixed:
+                own.setdefault(reading, 0.0)
+            elif before is None:
+                self._count_first(reading, value)
             elif value < before:
                 own[reading] += value
             elif value > before:
                 own[reading] += value - before
 
-    def _append(self, t: float, snapshot: Snapshot, *, fresh: bool) -> None:
-        values = snapshot.values
-        previous = self.snapshot
-        if previous is not None and not fresh:
-            self.inferred += self._inferred(t, values)
-            self._note_progress(t, values, previous.values)
+    def _count_first(self, reading: str, value: float) -> None:
+        """A counter without a predecessor: of a new process, of a new engine, or one that came late."""
+        if reading in self.own:
+            self.own[reading] += value
+        elif self._whole_body_seen and reading not in self.seen:
+            self.own[reading] = value
+            self._late.add(reading)
+        else:
+            self.own[reading] = 0.0
+
+    def _note_progress(self, t: float, values: Mapping[str, float]) -> None:
+        """Note what moved since the last poll that told; to be called before this one is appended."""
+        usage = values.get("kv_usage", self._usage)
+        if usage != self._usage or any(map(self._moved, PROGRESS)):
+            self.moved_at = t
+        if self._moved("engine_steps"):
+            self.stepped_at = t
+
+    def _moved(self, name: str) -> bool:
+        own = self.own.get(name)
+        return own is not None and own != self.columns[name][-1]
+
+    def _append(self, t: float, values: Mapping[str, float]) -> None:
         self.times.append(t)
         columns, own = self.columns, self.own
         for name in GAUGES:
@@ -185,17 +211,18 @@ class History:
         columns[_INFERRED].append(self.inferred)
         usage = values.get("kv_usage")
         if usage is not None:
+            self._usage = usage
             self.kv_polls[_bucket(usage)] += 1
             self.kv_sum += usage
 
-    def _note_progress(self, t: float, values: Mapping[str, float], before: Mapping[str, float]) -> None:
-        for name in PROGRESS:
-            if values.get(name) != before.get(name):
-                self.moved_at = t
-        if values.get("kv_usage") != before.get("kv_usage"):
-            self.moved_at = t
-        if values.get("engine_steps") != before.get("engine_steps"):
-            self.stepped_at = t
+    def _observe_lengths(self, t: float, snapshot: Snapshot) -> None:
+        for reading, window in (
+            ("prompt_length", self.prompt_lengths),
+            ("output_length", self.output_lengths),
+        ):
+            buckets = snapshot.buckets.get(reading)
+            if buckets:
+                window.observe(t, buckets, snapshot.values.get(f"{reading}_sum"))
 
     def _inferred(self, t: float, values: Mapping[str, float]) -> float:
         """Preemptions between the last poll and this one that the gauges betray: an estimate.
@@ -209,7 +236,7 @@ class History:
             return 0.0
         if now_running >= running or now_waiting <= waiting or t - self.times[-1] > INFER_GAP_SECONDS:
             return 0.0
-        usage = self.highest("kv_usage", self.start_of(t - INFER_KV_SECONDS))
+        usage = self.highest("kv_usage", self.inside(t - INFER_KV_SECONDS))
         if usage is None or usage < INFER_KV_FULL:
             return 0.0
         finished = self.own.get("requests_finished", _NAN) - self.columns["requests_finished"][-1]
@@ -227,16 +254,16 @@ class History:
         del self.times[:cut]
         for column in self.columns.values():
             del column[:cut]
-        self._restart_index = max(0, self._restart_index - cut)
+        self._begin_index = max(0, self._begin_index - cut)
         self._minute_index = max(0, self._minute_index - cut)
 
     def _minute_start(self) -> float:
         return self.times[self._minute_index]
 
     def _close_minute(self, t: float) -> None:
-        start = max(self._minute_index, self._restart_index)
+        start = max(self._minute_index, self._begin_index)
         seconds = t - self.times[start]
-        if seconds > 0:
+        if seconds > 0 and not self._mixed:
             self.minutes.append(
                 Minute(
                     at=t,
@@ -254,7 +281,15 @@ class History:
 
     def start_of(self, at: float) -> int:
         """Index of the last poll at or before `at`, of the first poll of this process where there is none."""
-        return max(0, self._restart_index, bisect_right(self.times, at) - 1)
+        return max(self._begin_index, bisect_right(self.times, at) - 1)
+
+    def inside(self, at: float) -> int:
+        """Index of the first poll at or after `at`, of the last poll where there is none.
+
+        For gauges, which say nothing of the time before their poll; counters' windows reach back to
+        `start_of`, so that what moved between two polls far apart is not lost.
+        """
+        return min(len(self.times) - 1, max(self._begin_index, bisect_left(self.times, at)))
 
     def latest(self, name: str) -> float | None:
         """The last value of a column, None where the last body did not have it."""

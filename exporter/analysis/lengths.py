@@ -52,31 +52,31 @@ class Lengths:
 class LengthWindow:
     """Keeps the distribution of the recent past from cumulative buckets."""
 
-    __slots__ = ("_bases", "_now", "_sum")
+    __slots__ = ("_bases", "_lengths", "_now", "_sum")
 
     def __init__(self) -> None:
         self._now: Buckets = {}
         self._sum: float | None = None
         self._bases: list[tuple[float, Buckets, float | None]] = []
+        self._lengths: Lengths | None = None  # of now, once it was asked for
 
     def observe(self, t: float, buckets: Buckets, total: float | None) -> None:
         """Take the cumulative buckets of one more poll; a reset starts over."""
-        if self._count(buckets) < self._count(self._now):
-            self._bases = []
-        self._now, self._sum = buckets, total
+        if buckets != self._now or total != self._sum:
+            if self._count(buckets) < self._count(self._now):
+                self._bases = []
+            self._now, self._sum, self._lengths = buckets, total, None
         if not self._bases or t - self._bases[-1][0] >= PERIOD_SECONDS:
             self._bases = [*self._bases[-1:], (t, buckets, total)]
+            self._lengths = None
 
     def lengths(self) -> Lengths | None:
         """The distribution now, None where there is none."""
-        if not self._now:
-            return None
-        if self._bases:
+        if self._lengths is None and self._now:
             _, base, base_sum = self._bases[0]
             recent = self._between(base, base_sum)
-            if recent.count >= ENOUGH:
-                return recent
-        return self._between({}, 0.0)
+            self._lengths = recent if recent.count >= ENOUGH else self._between({}, 0.0)
+        return self._lengths
 
     def _between(self, base: Buckets, base_sum: float | None) -> Lengths:
         inside, before = [], 0.0

@@ -5,21 +5,27 @@ signal that cannot be known is None, never zero.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from exporter.analysis.history import History, Minute
 
 __all__ = ["Signals", "Windows", "compute", "stale"]
 
-# An estimate of when the cache is full needs this many polls and this much of a straight line.
+# An estimate of when the cache is full needs this many polls over this long, all of them at work, and
+# this much of a straight line: a load that has just begun fills the cache with its first prompts.
 _SLOPE_POLLS: Final = 5
+_SLOPE_SECONDS: Final = 15.0
 _SLOPE_FIT: Final = 0.8
 _SLOPE_HORIZON_SECONDS: Final = 86_400.0
 _RECENT_MINUTES: Final = 15
 _RECENT_LEAST: Final = 2
+
+# Increase of one counter by that of another since a window's start.
+_Ratio = Callable[[str, str, int], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class Signals:
 
 
 NAMES: Final = tuple(field.name for field in fields(Signals) if field.name != "kv_capacity_is_estimate")
+_values: Final = attrgetter(*NAMES)
 
 
 def compute(
@@ -109,18 +116,20 @@ def compute(
     long = history.start_of(now - windows.long)
     wider = (short, long, history.start_of(now - windows.longest))
     mixed = history.sources.by_turns(now)
-    rate = _no_rate if mixed else history.rate
+    rate = _unknown if mixed else history.rate
+    ratio = _unknown if mixed else history.ratio
     capacity, estimate = kv_capacity(history, engines)
-    return Signals(
+    inside = history.inside(now - windows.short)
+    signals = Signals(
         preemptions_total=history.own.get("preemptions"),
         preemptions_per_second=rate("preemptions", short),
-        preemptions_per_finished_request=None if mixed else _per_finished(history, long),
+        preemptions_per_finished_request=ratio("preemptions", "requests_finished", long),
         preemptions_inferred_per_second=rate("preemptions_inferred", short),
         recomputed_ratio=None if mixed else _recomputed(history, short, capacity),
         kv_usage_ratio=history.latest("kv_usage"),
-        kv_usage_max_ratio=history.highest("kv_usage", short),
-        kv_usage_mean_ratio=history.mean("kv_usage", short),
-        kv_seconds_to_full=None if mixed else _seconds_to_full(history, short),
+        kv_usage_max_ratio=history.highest("kv_usage", inside),
+        kv_usage_mean_ratio=history.mean("kv_usage", inside),
+        kv_seconds_to_full=None if mixed else _seconds_to_full(history, inside),
         kv_capacity_tokens=capacity,
         kv_capacity_is_estimate=estimate,
         kv_max_concurrency=_max_concurrency(history, facts, capacity),
@@ -133,18 +142,17 @@ def compute(
         generation_tokens_per_second_recent=recent_level(history.minutes),
         prompt_tokens_per_second=rate("prompt_tokens", short),
         engine_steps_per_second=rate("engine_steps", short),
-        queue_time_mean_seconds=None
-        if mixed
-        else _first_ratio(history, "queue_seconds", "queue_count", wider),
-        inter_token_latency_mean_seconds=history.ratio("inter_token_seconds", "inter_token_count", short),
-        time_to_first_token_mean_seconds=history.ratio("first_token_seconds", "first_token_count", short),
-        prefix_cache_hit_ratio=_hit_ratio(history, wider),
+        queue_time_mean_seconds=_first_ratio(ratio, "queue_seconds", "queue_count", wider),
+        inter_token_latency_mean_seconds=ratio("inter_token_seconds", "inter_token_count", short),
+        time_to_first_token_mean_seconds=ratio("first_token_seconds", "first_token_count", short),
+        prefix_cache_hit_ratio=_hit_ratio(history, ratio, wider),
         progress_idle_seconds=now - history.moved_at,
     )
+    return _finite(signals)
 
 
 def stale(signals: Signals) -> Signals:
-    """What is left of signals that are too old: the own counters, and what never changes."""
+    """What is left of signals that are too old: the own counters."""
     return Signals(
         preemptions_total=signals.preemptions_total,
         requests_finished_total=signals.requests_finished_total,
@@ -178,29 +186,35 @@ def recent_level(minutes: Iterable[Minute]) -> float | None:
     return median(rates) if len(rates) >= _RECENT_LEAST else None
 
 
-def _no_rate(_name: str, _start: int) -> None:
-    """The rate of a mixture of two sources."""
+def _finite(signals: Signals) -> Signals:
+    """The signals without those that ran out of numbers: servers may print any, and labels too."""
+    if math.isfinite(sum(filter(None, _values(signals)))):
+        return signals
+    values: Iterable[tuple[str, float | None]] = zip(NAMES, _values(signals), strict=True)
+    gone: dict[str, Any] = {name: None for name, value in values if not math.isfinite(value or 0.0)}
+    return replace(signals, **gone)
+
+
+def _unknown(*_question: object) -> None:
+    """The answer to any question about how far the counters of two mixed sources moved."""
     return
 
 
-def _per_finished(history: History, start: int) -> float | None:
-    return history.ratio("preemptions", "requests_finished", start)
-
-
-def _first_ratio(history: History, over: str, under: str, starts: tuple[int, ...]) -> float | None:
+def _first_ratio(ratio: _Ratio, over: str, under: str, starts: tuple[int, ...]) -> float | None:
     """A mean over the first of several windows in which anything was counted."""
     for start in starts:
-        mean = history.ratio(over, under, start)
+        mean = ratio(over, under, start)
         if mean is not None:
             return mean
     return None
 
 
-def _hit_ratio(history: History, starts: tuple[int, ...]) -> float | None:
-    ratio = _first_ratio(history, "prefix_hits", "prefix_queries", starts)
-    if ratio is None and history.snapshot is not None:
+def _hit_ratio(history: History, ratio: _Ratio, starts: tuple[int, ...]) -> float | None:
+    """From the counters, else the gauge of old releases, over a window of their own."""
+    counted = _first_ratio(ratio, "prefix_hits", "prefix_queries", starts)
+    if counted is None and history.snapshot is not None:
         return history.snapshot.values.get("prefix_hit_ratio")
-    return ratio
+    return counted
 
 
 def _recomputed(history: History, start: int, capacity: float | None) -> float | None:
@@ -210,7 +224,7 @@ def _recomputed(history: History, start: int, capacity: float | None) -> float |
     """
     preemptions = history.increase("preemptions", start)
     generated = history.increase("generation_tokens", start)
-    if preemptions is None or generated is None:
+    if preemptions is None or generated is None or history.span(start) <= 0:
         return None
     if preemptions == 0:
         return 0.0
@@ -218,7 +232,8 @@ def _recomputed(history: History, start: int, capacity: float | None) -> float |
     if held is None:
         return None
     again = preemptions * held
-    return again / (again + generated)
+    computed = again + generated
+    return again / computed if computed > 0 else None
 
 
 def _mean_context(history: History, start: int, capacity: float | None) -> float | None:
@@ -245,17 +260,15 @@ def _max_concurrency(history: History, facts: Mapping[str, object], capacity: fl
 def _seconds_to_full(history: History, start: int) -> float | None:
     """Seconds until the pool is full, by least squares over the window.
 
-    Known only while something runs and usage grows along a line that explains most of its
-    variance; a swinging cache has no such time.
+    Known only while something runs, from when it began to run, and while usage grows along a line
+    that explains most of its variance; a swinging cache has no such time.
     """
-    running, usage = history.latest("requests_running"), history.latest("kv_usage")
-    if not running or usage is None:
+    points = _points_at_work(history, start)
+    if len(points) < _SLOPE_POLLS or points[0][0] - points[-1][0] < _SLOPE_SECONDS:
         return None
-    times, column = history.times[start:], history.columns["kv_usage"][start:]
-    points = [(t, y) for t, y in zip(times, column, strict=True) if y == y]  # noqa: PLR0124 (not NaN)
-    if len(points) < _SLOPE_POLLS or points[-1][1] <= points[0][1]:
+    origin, usage = points[0]
+    if usage <= points[-1][1]:
         return None
-    origin = points[0][0]
     n = len(points)
     sx = sy = sxx = sxy = syy = 0.0
     for t, y in points:
@@ -270,3 +283,22 @@ def _seconds_to_full(history: History, start: int) -> float | None:
         return None
     seconds = (1.0 - usage) * vx / cov
     return seconds if seconds <= _SLOPE_HORIZON_SECONDS else None
+
+
+def _points_at_work(history: History, start: int) -> list[tuple[float, float]]:
+    """Times and usages since something runs, the last first; none when the last usage is unknown."""
+    columns = history.columns
+    points = []
+    for t, usage, running in zip(
+        reversed(history.times[start:]),
+        reversed(columns["kv_usage"][start:]),
+        reversed(columns["requests_running"][start:]),
+        strict=True,
+    ):
+        if not running > 0:  # NaN too
+            break
+        if usage == usage:  # noqa: PLR0124 (not NaN)
+            points.append((t, usage))
+        elif not points:
+            break
+    return points

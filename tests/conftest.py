@@ -1,0 +1,36 @@
+"""Its place makes pytest put this directory on the path: tests of all rooms share the helpers in it."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser):
+    """``pytest --rewrite-golden`` writes the golden files anew; look at the difference before keeping it."""
+    parser.addoption("--rewrite-golden", action="store_true", help="write golden files in place of comparing")
+
+
+@pytest.fixture
+def golden(request):
+    """A function that compares a whole text with a golden file beside the test."""
+    folder = Path(request.path).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if request.config.getoption("rewrite_golden"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture
+def own_logging():
+    """For a test that lets a command set up logging: it is as before afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
