@@ -1,6 +1,7 @@
 """The command ``vllm-preemption-exporter``: what each command takes, and how its outcome reads."""
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -17,99 +18,189 @@ __all__ = ["main"]
 OK: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
+UNKNOWN: Final = 3
 INTERRUPTED: Final = 130
 
 _PROGRAM: Final = "vllm-preemption-exporter"
 _SECONDS: Final = duration(0.1, 7 * 86_400.0)
-_ABOUT: Final = """\
-Watches the metrics of a vLLM server every second, judges its KV cache and preemptions, and exports what it
-finds to Prometheus. Without a command it serves; without options it watches http://127.0.0.1:8000/metrics
-and serves on port 21900."""
+_ABOUT: Final = f"""\
+Watches the metrics of a vLLM server every second, judges its KV cache and preemptions, and exports what it \
+finds to Prometheus. Without a command it serves; without options it watches http://127.0.0.1:8000/metrics \
+and serves on port 21900.
+
+  {_PROGRAM} demo
+  {_PROGRAM} --target.url http://vllm:8000/metrics
+  {_PROGRAM} check http://vllm:8000/metrics
+  {_PROGRAM} record http://vllm:8000/metrics -o vllm.jsonl.gz
+  {_PROGRAM} replay vllm.jsonl.gz"""
+_MORE: Final = f"`{_PROGRAM} COMMAND --help` tells the options of a command."
 _ACCESS_LOG: Final = """\
-vLLM writes a line to its access log for every poll unless it runs with
+vLLM writes a line to its access log for every poll unless it runs with \
 --disable-access-log-for-endpoints /metrics"""
 
 Run = Callable[[argparse.Namespace, Config], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0 good, 1 failed, 2 usage or configuration."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command.
+
+    Returns:
+        The exit status: 0 good, 1 failed, 2 usage or configuration, 130 interrupted.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # whatever letters a path or a label has
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        status = OK  # whoever read our output has seen enough
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except OSError as problem:
+        _complain(_told(problem))
+        status = FAILED
+    _settle_output()
+    return status
+
+
+def _run(given: list[str]) -> int:
     if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help", "--version")):
         given.insert(0, "serve")
-    options = _parser().parse_args(given)
-    run: Run = options.run
+    # Monitoring reads the status of `check`, where 2 is critical: bad usage proves nothing of the server.
+    usage = UNKNOWN if given[0] == "check" else USAGE
+    try:
+        options = _parser().parse_args(given)
+    except SystemExit as end:  # argparse has said what there was to say
+        return usage if end.code else OK
     try:
         config = load(_flags(options), os.environ, _read_text)
-        logs.set_up(config.log.level, config.log.format)
-        status = run(options, config)
-        sys.stdout.flush()
     except ConfigError as problem:
         _complain("the configuration is not good:\n" + "\n".join(f"  {line}" for line in problem.problems))
-        return USAGE
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; what is still buffered has nowhere to go.
+        return usage
+    logs.set_up(config.log.level, config.log.format)
+    run: Run = options.run
+    return run(options, config)
+
+
+def _settle_output() -> None:
+    """Write out what is buffered; what cannot be written is dropped, or Python would complain at its end."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as problem:
-        _complain(str(problem))
-        return FAILED
-    return status
+
+
+class _Help(argparse.HelpFormatter):
+    """Wraps texts by the line, so that they may have paragraphs; an indented line stays as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        wrapped = (
+            line if line[:1] in ("", " ") else super(_Help, self)._fill_text(line, width, indent)
+            for line in text.splitlines()
+        )
+        return "\n".join(wrapped)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM, description=_ABOUT, epilog=_ACCESS_LOG, allow_abbrev=False
+        prog=_PROGRAM,
+        usage="%(prog)s [COMMAND] [OPTION ...]",
+        description=_ABOUT,
+        epilog=_MORE,
+        formatter_class=_Help,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog=_PROGRAM)
 
-    def command(name: str, run: Run, text: str, epilog: str = "") -> argparse.ArgumentParser:
+    def command(name: str, usage: str, run: Run, text: str, epilog: str = "") -> argparse.ArgumentParser:
+        """A command; its usage names what is its own, the options of all commands come in groups below."""
         added = commands.add_parser(
-            name, help=text, description=text[0].upper() + text[1:] + ".", epilog=epilog
+            name,
+            usage=f"%(prog)s {usage}[OPTION ...]",
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=epilog,
+            formatter_class=_Help,
         )
         added.set_defaults(run=run)
         return added
 
-    serve = command("serve", _serve, "watch a server and serve what is found (the default)", _ACCESS_LOG)
+    serve = command("serve", "", _serve, "watch a server and serve what is found (the default)", _ACCESS_LOG)
     serve.add_argument(
-        "--config.check", dest="check", action="store_true", help="check the configuration and exit"
+        "--config.check", dest="check", action="store_true", help="check the configuration, show it and exit"
     )
 
-    record = command("record", _record, "keep what a server answers in a file", _ACCESS_LOG)
-    record.add_argument("url", metavar="URL", help="vLLM's metrics, such as http://127.0.0.1:8000/metrics")
+    check = command(
+        "check",
+        "[URL] [--for 15s] [--json] ",
+        _check,
+        "say in one shot what is the matter and what to change",
+        "exit status: 0 good, 1 warning, 2 critical, 3 unknown or bad usage\n" + _ACCESS_LOG,
+    )
+    _add_url(check)
+    check.add_argument(
+        "--for",
+        dest="seconds",
+        type=_duration,
+        default=15.0,
+        metavar="DURATION",
+        help="how long to watch (default: 15s); what takes a minute to be sure of is said sooner in less",
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object instead of a report")
+
+    record = command("record", "[URL] -o FILE ", _record, "keep what a server answers in a file", _ACCESS_LOG)
+    _add_url(record)
     record.add_argument(
         "-o", "--output", required=True, type=Path, metavar="FILE", help="where to; .jsonl or .jsonl.gz"
     )
-    record.add_argument(
-        "--for", dest="seconds", type=_duration, metavar="DURATION", help="stop by itself after this long"
-    )
+    _add_for(record)
     record.add_argument(
         "--anonymise", action="store_true", help="replace names of models and adapters by hashes"
     )
     record.add_argument("--force", action="store_true", help="overwrite an existing file")
 
-    replay = command("replay", _replay, "run a recording through the analysis, as fast as it can")
+    replay = command(
+        "replay",
+        "FILE [--format text|json] ",
+        _replay,
+        "run a recording through the analysis, as fast as it can",
+    )
     replay.add_argument("file", type=Path, metavar="FILE", help="a recording, plain or gzipped")
     replay.add_argument(
         "--format",
         choices=("text", "json"),
         default="text",
-        help="a line per poll for people, or an object per poll",
+        metavar="text|json",
+        help="a line per poll for people (the default), or an object per poll",
     )
 
     demo = command(
-        "demo", _demo, "see it work: a recorded vLLM with too small a KV cache, and the exporter on it"
+        "demo", "", _demo, "see it work: a recorded vLLM with too small a KV cache, and the exporter on it"
     )
-    demo.add_argument(
-        "--for", dest="seconds", type=_duration, metavar="DURATION", help="stop by itself after this long"
-    )
+    _add_for(demo)
 
-    for added in (serve, record, replay, demo):
+    for added in (serve, check, record, replay, demo):
         add_flags(added)
     return parser
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="vLLM's metrics, such as http://vllm:8000/metrics; else --target.url",
+    )
+
+
+def _add_for(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--for", dest="seconds", type=_duration, metavar="DURATION", help="stop by itself after this long"
+    )
 
 
 def _serve(options: argparse.Namespace, config: Config) -> int:
@@ -122,15 +213,34 @@ def _serve(options: argparse.Namespace, config: Config) -> int:
     return OK
 
 
+def _check(options: argparse.Namespace, config: Config) -> int:
+    from exporter import check  # noqa: PLC0415 (as above)
+    from exporter.publish.terminal import coloured, plain  # noqa: PLC0415
+
+    logging.getLogger().setLevel(logging.ERROR)  # the report says it all
+    progress = _Progress()
+    reading = loop.run(check.run(config, options.seconds, progress))
+    progress.end()
+    if options.json:
+        print(check.as_json(config, reading, options.seconds))
+    else:
+        paint = coloured if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else plain
+        print(check.as_text(config, reading, options.seconds, paint))
+    return check.exit_status(reading)
+
+
 def _record(options: argparse.Namespace, config: Config) -> int:
     from exporter import record  # noqa: PLC0415 (as above)
 
+    progress = _Progress()
+    if progress.terminal:
+        logging.getLogger().setLevel(logging.ERROR)  # the line that is written over says it all
     try:
         polls, failed = loop.run(
             record.run(
                 config,
                 options.output,
-                _Progress(),
+                progress,
                 seconds=options.seconds,
                 anonymised=options.anonymise,
                 force=options.force,
@@ -139,7 +249,12 @@ def _record(options: argparse.Namespace, config: Config) -> int:
     except FileExistsError:
         _complain(f"{options.output} exists; choose another file or --force")
         return FAILED
-    print(f"\n{options.output}: {polls} polls, {failed} failed", file=sys.stderr)
+    except OSError as problem:  # of the file: whatever the server does is recorded
+        progress.end()
+        _complain(f"cannot write {options.output}: {_told(problem, name=False)}")
+        return FAILED
+    progress.end()
+    print(f"{options.output}: {polls} polls, {failed} failed", file=sys.stderr)
     return OK if polls > failed else FAILED
 
 
@@ -152,7 +267,8 @@ def _replay(options: argparse.Namespace, config: Config) -> int:
         for t, reading in replay.readings(options.file, config):
             print(line(t, reading))
     except RecordingError as problem:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         _complain(f"{options.file}: {problem}")
         return FAILED
     return OK
@@ -167,18 +283,23 @@ def _demo(options: argparse.Namespace, config: Config) -> int:
 
 
 class _Progress:
-    """A line that is written over on a terminal; elsewhere one in ten seconds."""
+    """A line that is written over on a terminal; elsewhere one in ten."""
 
     def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
+        self.terminal = sys.stderr.isatty()
         self._lines = 0
 
     def __call__(self, line: str) -> None:
-        if self._terminal:
+        if self.terminal:
             print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
         elif self._lines % 10 == 0:
             print(line, file=sys.stderr, flush=True)
         self._lines += 1
+
+    def end(self) -> None:
+        """Leave the line that is written over."""
+        if self.terminal and self._lines:
+            print(file=sys.stderr)
 
 
 def _flags(options: argparse.Namespace) -> dict[str, str]:
@@ -196,6 +317,13 @@ def _duration(text: str) -> float:
 
 def _read_text(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
+
+
+def _told(problem: OSError, *, name: bool = True) -> str:
+    """An error of the system in our words: no number, lower case, the file's name first."""
+    text = problem.strerror or str(problem)
+    text = text[:1].lower() + text[1:]
+    return f"{problem.filename}: {text}" if name and problem.filename else text
 
 
 def _complain(text: str) -> None:

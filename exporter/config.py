@@ -10,7 +10,7 @@ import argparse
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -22,6 +22,7 @@ from exporter.options import (
     SECRET,
     TEXT,
     ConfigError,
+    Kind,
     Option,
     Refused,
     Secret,
@@ -43,6 +44,7 @@ from exporter.options import (
     unknown,
     whole,
 )
+from exporter.vllm import arguments
 
 __all__ = [
     "FACTS",
@@ -50,6 +52,7 @@ __all__ = [
     "AnalysisConfig",
     "Config",
     "ConfigError",
+    "EngineConfig",
     "Fact",
     "LogConfig",
     "Option",
@@ -72,6 +75,16 @@ _MANY = 1 << 30  # more requests, tokens or blocks than any engine has
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 
+
+def _dtype(text: str) -> str:
+    # Any text would do, but it may come from a mangled argument line: most kinds of key look unlike this.
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", text):
+        raise ValueError
+    return text
+
+
+_DTYPE = scalar("word", "a word such as auto, bfloat16 or fp8_e4m3", _dtype)
+
 # What an operator may tell about a server (a target's `config:`). It is an allow-list: an argument line of
 # vLLM can hold keys, and nothing that is not named here is ever stored.
 FACTS: Mapping[str, Option] = {
@@ -85,7 +98,7 @@ FACTS: Mapping[str, Option] = {
         Option("pipeline_parallel_size", whole(1, 4096), None, "GPUs in a row that share the layers"),
         Option("data_parallel_size", whole(1, 4096), None, "engines behind this server"),
         Option("max_loras", whole(1, 4096), None, "LoRA slots: adapters that run in one batch"),
-        Option("kv_cache_dtype", TEXT, None, "number format of the KV cache, such as auto or fp8"),
+        Option("kv_cache_dtype", _DTYPE, None, "number format of the KV cache, such as auto or fp8"),
         Option("block_size", whole(1, 1 << 20), None, "tokens in one KV block"),
         Option("enable_prefix_caching", BOOLEAN, None, "whether KV blocks of equal prefixes are shared"),
         Option("scheduler_reserve_full_isl", BOOLEAN, None, "whether only whole prompts are admitted"),
@@ -132,6 +145,21 @@ def parse_facts(given: Mapping[str, object], *, strict: bool) -> tuple[dict[str,
             if isinstance(value, bool | int | float | str):
                 facts[name] = value
     return facts, problems
+
+
+def _read_arguments(raw: object) -> Mapping[str, Fact]:
+    """Keep of vLLM's argument line what FACTS knows. No refusal repeats any of it: it can hold keys."""
+    if isinstance(raw, str):
+        try:
+            given = arguments.read(raw)
+        except ValueError:
+            raise Refused(f": expected {_ARGUMENTS.wanted}, got a quotation without its end") from None
+    elif isinstance(raw, list) and all(isinstance(item, str) for item in raw):
+        given = arguments.read_list(raw)
+    else:
+        got = "a list of something else" if isinstance(raw, list) else shape(raw)
+        raise Refused(f": expected {_ARGUMENTS.wanted}, got {got}")
+    return parse_facts(given, strict=False)[0]
 
 
 def _read_headers(given: Mapping[str, object]) -> tuple[dict[str, Secret], list[str]]:
@@ -204,6 +232,9 @@ _FACTS = entries(
     lambda given: parse_facts(given, strict=True),
     lambda facts: {name: FACTS[name].kind.show(value) for name, value in facts.items()},
 )
+_ARGUMENTS = Kind(
+    "arguments", "vLLM's arguments as one line, or as a list of texts", _read_arguments, arguments.join
+)
 _URL = scalar("url", "a url", _url)
 _ADDRESS = scalar("address", "host:port such as [::]:21900, 127.0.0.1:21900 or :21900", _address)
 
@@ -248,6 +279,15 @@ class TargetConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineConfig(Section):
+    """What the engine was started with."""
+
+    args: Mapping[str, Fact] | None = option(
+        None, _ARGUMENTS, "vLLM's argument line; only what advice in numbers needs is kept, no keys"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class WebConfig(Section):
     """The exporter's own pages."""
 
@@ -289,7 +329,41 @@ class AnalysisConfig(Section):
     long_window: float = option(300.0, duration(5, _HOUR), "span of ratios per request: answers take minutes")
     max_age: float = option(5.0, duration(1, 600), "a reading older than this (and 3 polls) is unknown")
     startup_grace: float = option(900.0, duration(0, _DAY), "loading a large model may take a quarter hour")
+    hold: float = option(30.0, duration(0, _HOUR), "a verdict falls or changes sideways once in this time")
+    # Progress.
     stall_after: float = option(60.0, duration(5, _HOUR), "so long without progress is a stall")
+    deadlock_after: float = option(45.0, duration(5, _HOUR), "longer than a mass preemption's pause of 15s")
+    # Preemption.
+    burst_window: float = option(10.0, duration(2, 60), "span in which a storm is to be seen at once")
+    burst_count: int = option(5, whole(1, 10_000), "fewer preemptions in that span are no storm yet")
+    thrash_ratio: float = option(0.8, number(0.05, 100), "per finished request: healthy runs had 0.08")
+    thrash_leave_ratio: float = option(0.4, number(0.0, 100), "below this a storm is over; storms had 2.4")
+    tokens_fallen: float = option(0.5, number(0.05, 1), "share of the engine's own tokens/s that is harm")
+    light_for: float = option(90.0, duration(5, _HOUR), "one preemption is spoken of for this long")
+    light_ratio: float = option(0.03, number(0.0, 1), "per finished request; fewer are hardly any")
+    kv_full: float = option(0.9, number(0.5, 1), "full, where request lengths are unknown")
+    kv_roomy: float = option(0.75, number(0.1, 1), "preemption below this had another cause; storms reach 1")
+    # Queue.
+    queue_window: float = option(30.0, duration(5, _HOUR), "a queue that lasts; bursts drain in seconds")
+    queue_share: float = option(0.8, number(0.1, 1), "share of polls with a queue; odd readings happen")
+    queue_leave_share: float = option(0.3, number(0.0, 1), "below this the queue is gone")
+    seats_share: float = option(0.6, number(0.1, 1), "share of polls at the limit or one less")
+    deferred_share: float = option(0.5, number(0.1, 1), "share of the waiting that waits for something else")
+    drain_critical: float = option(600.0, duration(10, _DAY), "a deferred queue this long is critical")
+    budget_share: float = option(0.75, number(0.1, 1), "steps this full of max_num_batched_tokens are full")
+    # Pressure.
+    pressure_horizon: float = option(300.0, duration(10, _HOUR), "time to full worth a warning: minutes")
+    pressure_kv: float = option(0.6, number(0.1, 1), "below this a fast rise is a load that starts")
+    held_after: float = option(60.0, duration(5, _HOUR), "KV held with nothing to do for this long")
+    held_kv: float = option(0.1, number(0.0, 1), "less than this held is not worth a word")
+    runaway_after: float = option(600.0, duration(60, _HOUR), "so long with nothing finished")
+    runaway_tokens: int = option(10_000, whole(1, _MANY), "tokens per running request in that time")
+    slow_factor: float = option(1.6, number(1.05, 100), "times the engine's own latency at this load")
+    # Life cycle, models.
+    restart_shown: float = option(300.0, duration(10, _DAY), "how long a restart is spoken of")
+    oom_utilization: float = option(0.94, number(0.1, 1), "memory outside the KV cache is short from here on")
+    imbalance_factor: float = option(1.6, number(1.05, 100), "times the mean load; half of two is 2")
+    imbalance_requests: int = option(8, whole(2, _MANY), "fewer requests cannot be shared evenly")
 
     def conflicts(self) -> Iterable[str]:
         """Say which good values do not go together."""
@@ -302,6 +376,7 @@ class Config(Section):
     """The whole configuration. `Config()` holds the defaults."""
 
     targets: tuple[TargetConfig, ...] = field(default=(TargetConfig(),))
+    engine: EngineConfig = section(EngineConfig)
     web: WebConfig = section(WebConfig)
     poll: PollConfig = section(PollConfig)
     log: LogConfig = section(LogConfig)
@@ -309,6 +384,16 @@ class Config(Section):
 
 
 OPTIONS: tuple[Option, ...] = (*options_of(TargetConfig, "target."), *options_of(Config, ""))
+
+# What the sections are, for the help.
+_SECTIONS: Mapping[str, str | None] = {
+    "target": TargetConfig.__doc__,
+    "engine": EngineConfig.__doc__,
+    "web": WebConfig.__doc__,
+    "poll": PollConfig.__doc__,
+    "log": LogConfig.__doc__,
+    "analysis": AnalysisConfig.__doc__,
+}
 
 _FILE = Option("config.file", TEXT, None, "YAML file with options; flags and environment go before it")
 
@@ -347,7 +432,7 @@ def load(
     config, _ = read_section(Config, tree, "", over, problems)
     if problems:
         raise ConfigError(problems)
-    return Config(targets, config.web, config.poll, config.log, config.analysis)
+    return replace(config, targets=targets)
 
 
 def _overlay(
@@ -436,16 +521,21 @@ def _read_targets(given: object, over: Mapping[str, object], problems: list[str]
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add ``--config.file`` and the flag of every option.
 
-    Defaults stay None, so that `load` can tell what was given; it also checks the values.
-    Abbreviations are switched off: ``--target.bearer-token X`` would set ``--target.bearer-token-file``.
+    Each section is a group of its own in the help. Defaults stay None, so that `load` can tell what was
+    given; it also checks the values. Abbreviations are switched off: ``--target.bearer-token X`` would set
+    ``--target.bearer-token-file``.
     """
     parser.allow_abbrev = False
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for row in (_FILE, *OPTIONS):
+        section_name = row.key.partition(".")[0]
+        if section_name not in groups:
+            groups[section_name] = parser.add_argument_group(section_name, _SECTIONS.get(section_name))
         text = f"{row.help} (default: {_default(row)}; environment: {row.env})"
         # A flag that load() refuses is still taken: argparse would repeat the unknown one with its secret.
         usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
         metavar = row.kind.name if "|" in row.kind.name else row.kind.name.upper()
-        parser.add_argument(row.flag, dest=row.key, metavar=metavar, default=None, help=usage)
+        groups[section_name].add_argument(row.flag, dest=row.key, metavar=metavar, default=None, help=usage)
 
 
 def flags_given(arguments: argparse.Namespace) -> dict[str, str]:

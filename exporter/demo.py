@@ -1,7 +1,7 @@
 """``demo``: a recorded vLLM, served as if it were live, and the exporter on it."""
 
 import asyncio
-import contextlib
+import math
 import socket
 import time
 from bisect import bisect_right
@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from exporter.config import Config, TargetConfig, WebConfig
 from exporter.recording import Poll, read
 from exporter.replay import as_text
-from exporter.serve import Sidecar, until_signal
+from exporter.serve import Sidecar, signalled
 
 __all__ = ["Loop", "bundled", "run"]
 
@@ -111,30 +111,45 @@ async def run(config: Config, say: Callable[[str], None], *, seconds: float | No
     Raises:
         OSError: the address cannot be listened on.
     """
+    stopped = signalled()
     loop = Loop(bundled())
     server, url = await _serve(loop)
-    facts = {"max_num_seqs": _MAX_NUM_SEQS, "max_model_len": _MAX_MODEL_LEN}
-    config = replace(config, targets=(TargetConfig(url=url, facts=facts),))
-    sidecar, base = await _start(config)
-    say(
-        f"A recorded vLLM 0.28 with too small a KV cache for its load, {loop.seconds:.0f} s, again and again:"
+    sidecar: Sidecar | None = None
+    try:
+        facts = {"max_num_seqs": _MAX_NUM_SEQS, "max_model_len": _MAX_MODEL_LEN}
+        sidecar, base = await _start(replace(config, targets=(TargetConfig(url=url, facts=facts),)))
+        for line in _introduction(loop, url, base):
+            say(line)
+        await _show(sidecar, say, stopped, seconds)
+    finally:
+        if sidecar is not None:
+            await sidecar.stop()
+        await server.cleanup()
+
+
+def _introduction(loop: Loop, url: str, base: str) -> tuple[str, ...]:
+    return (
+        f"A recorded vLLM 0.28 with too small a KV cache, {loop.seconds:.0f} s, again and again:",
+        f"  vLLM's metrics   {url}",
+        f"  the exporter     {base}/",
+        f"  for Prometheus   {base}/metrics",
+        f"  as JSON          {base}/api/v1/status",
+        "Watch running fall and waiting rise before the counter of preemptions moves. Ctrl-C ends it.\n",
     )
-    say(f"  vLLM's metrics   {url}")
-    say(f"  the exporter     {base}/")
-    say(f"  for Prometheus   {base}/metrics")
-    say(f"  as JSON          {base}/api/v1/status")
-    say("Watch running fall and waiting rise before the counter of preemptions moves. Ctrl-C ends it.\n")
-    stopped = asyncio.create_task(until_signal())
+
+
+async def _show(
+    sidecar: Sidecar, say: Callable[[str], None], stopped: asyncio.Future[str], seconds: float | None
+) -> None:
+    """A status line per second, until the signal or the end of the time."""
     start = time.monotonic()
-    while not stopped.done() and (seconds is None or time.monotonic() - start < seconds):
-        await asyncio.wait({stopped}, timeout=1.0 if seconds is None else min(1.0, seconds))
-        if sidecar.reading is not None:
+    end = math.inf if seconds is None else start + seconds
+    due = start
+    while not stopped.done() and due < end:
+        due = min(due + 1.0, end)
+        await asyncio.wait({stopped}, timeout=max(0.0, due - time.monotonic()))
+        if sidecar.reading is not None and not stopped.done():
             say(as_text(time.monotonic() - start, sidecar.reading))
-    stopped.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await stopped
-    await sidecar.stop()
-    await server.cleanup()
 
 
 async def _start(config: Config) -> tuple[Sidecar, str]:

@@ -23,10 +23,16 @@ class _DaemonThreads(ThreadPoolExecutor):
         future: Future[T] = Future()
 
         def call() -> None:
+            # Marked as running it cannot be cancelled any more: a caller that gave up would else make
+            # setting the result an error, and each look-up that comes too late a traceback on the terminal.
+            if not future.set_running_or_notify_cancel():
+                return
             try:
-                future.set_result(fn(*args, **kwargs))
+                result = fn(*args, **kwargs)
             except BaseException as problem:  # noqa: BLE001 (it is the caller's, whatever it is)
                 future.set_exception(problem)
+            else:
+                future.set_result(result)
 
         threading.Thread(target=call, daemon=True).start()
         return future

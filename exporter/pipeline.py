@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from exporter.analysis.history import History
-from exporter.analysis.signals import Signals, Windows, compute, stale
-from exporter.config import AnalysisConfig
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
+from exporter.analysis.limits import Limits, merge
+from exporter.analysis.models import ModelWatch
+from exporter.analysis.target import TargetJudgement, TargetState, judge_target
+from exporter.config import AnalysisConfig, Fact
+from exporter.engine import Engine, EngineReading
 from exporter.vllm.exposition import CacheConfig, EngineKey, Exposition, ExpositionError, Reader
+from exporter.vllm.probes import Probed
 
-__all__ = ["UNREADABLE", "EngineReading", "Pipeline", "TargetReading"]
+__all__ = ["UNREADABLE", "EngineReading", "ModelReading", "Pipeline", "TargetReading"]
 
 # The name of the error of a body that is no metrics text.
 UNREADABLE: Final = "unreadable_body"
@@ -21,32 +26,16 @@ UNREADABLE: Final = "unreadable_body"
 FORGET_SECONDS: Final = 3600.0
 # More engines than this are never remembered for one target, however its label sets change.
 MAX_REMEMBERED: Final = 256
+_IMBALANCE: Final = "dp_imbalance"
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReading:
-    """What is known of one engine after a poll.
+class ModelReading:
+    """What is known of a model as a whole: findings about its engines together, and what to do."""
 
-    Attributes:
-        seen_at: time of the last good body that had it.
-        missing: the last good body did not have it.
-        signals: None values are unknown; all measured ones are once they are too old.
-        kv_polls: polls by KV usage since the engine was first seen, one more than the histogram's bounds.
-        kv_sum: sum of the polled usage.
-        restarts: new processes seen behind this engine.
-    """
-
-    key: EngineKey
-    seen_at: float
-    missing: bool
-    signals: Signals
-    untrusted: Mapping[str, str]
-    duplicates: frozenset[str]
-    cache: CacheConfig | None
-    version: tuple[int, ...]
-    kv_polls: tuple[int, ...]
-    kv_sum: float
-    restarts: int
+    findings: tuple[str, ...]
+    severity: Severity
+    fixes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +48,11 @@ class TargetReading:
         error: why it did not, a word; None when it did.
         good_at: time of the last poll that succeeded, None before the first.
         max_age: seconds after which measured values are unknown.
+        judgement: the target's own verdict.
+        restarts: new server processes seen; one process may be behind several engines.
         unreadable: lines of known names in this body that could not be read.
         engines: those known, in the order of their keys.
+        models: by name.
     """
 
     t: float
@@ -68,38 +60,56 @@ class TargetReading:
     error: str | None
     good_at: float | None
     max_age: float
+    judgement: TargetJudgement
+    restarts: int = 0
     unreadable: int = 0
     engines: Mapping[EngineKey, EngineReading] = field(default_factory=dict)
+    models: Mapping[str, ModelReading] = field(default_factory=dict)
 
 
 class Pipeline:
     """What is remembered of one target.
 
     Attributes:
-        facts: what is known of the server by vLLM's flag names.
+        probed: what the server answered when it was asked what it runs with.
+        restarts: how many new processes were seen behind the target; changes when one starts anew.
     """
 
-    def __init__(self, analysis: AnalysisConfig, facts: Mapping[str, object], interval: float) -> None:
+    def __init__(
+        self,
+        analysis: AnalysisConfig,
+        facts: Mapping[str, Fact],
+        interval: float,
+        arguments: Mapping[str, Fact] | None = None,
+    ) -> None:
         """Begin with nothing known.
 
         Args:
-            analysis: windows and ages.
-            facts: what the operator told of the server.
+            analysis: windows, ages and thresholds.
+            facts: what the operator told of the server, by vLLM's flag names.
             interval: seconds between polls, as intended.
+            arguments: what was read of the server's argument line.
         """
-        self.facts = facts
-        self._least_age = analysis.max_age
-        self._max_age = 0.0
-        self.paced(interval)
-        self._windows = Windows(analysis.window, analysis.long_window)
+        self.probed = Probed()
+        self.restarts = 0
+        self._analysis = analysis
+        self._facts = facts
+        self._arguments = arguments
+        self._interval = interval
         self._reader = Reader()
-        self._histories: dict[EngineKey, History] = {}
-        self._engines: dict[EngineKey, EngineReading] = {}
+        self._engines: dict[EngineKey, Engine] = {}
+        self._models: dict[str, ModelWatch] = {}
+        self._limits: dict[CacheConfig | None, Limits] = {}
+        self._limits_from = self.probed
+        self._present = 0
+        self._missing: frozenset[EngineKey] = frozenset()
+        self._started_at: float | None = None
         self._good_at: float | None = None
+        self._verdict: str | None = None
 
     def paced(self, interval: float) -> None:
         """Say that polls are `interval` seconds apart from now on: a reading holds for three of them."""
-        self._max_age = max(self._least_age, 3 * interval)
+        self._interval = interval
 
     def feed(self, t: float, body: bytes | None, error: str | None = None) -> TargetReading:
         """Take the outcome of one poll: a body, or the reason why there is none.
@@ -109,64 +119,128 @@ class Pipeline:
             body: of an answer with status 200.
             error: a word, when `body` is None.
         """
+        self._started_at = t if self._started_at is None else self._started_at
+        exposition = None
         if body is not None:
             try:
                 exposition = self._reader.read(body)
             except ExpositionError:
                 error = UNREADABLE
             else:
-                self._good_at = t
+                self._good_at, error = t, None
                 self._take(t, exposition)
-                return TargetReading(
-                    t, True, None, t, self._max_age, exposition.unreadable, engines=self._engines
-                )
-        self._engines = {key: self._aged(t, engine) for key, engine in self._engines.items()}
-        return TargetReading(
-            t, False, error or "unknown", self._good_at, self._max_age, engines=self._engines
+        else:
+            error = error or "unknown"
+        if exposition is None:
+            for key, engine in self._engines.items():
+                engine.age(t, self._max_age, missing=key in self._missing)
+        return self._reading(
+            t, error, answered=body is not None, unreadable=exposition.unreadable if exposition else 0
         )
+
+    @property
+    def _max_age(self) -> float:
+        return max(self._analysis.max_age, 3 * self._interval)
 
     def _take(self, t: float, exposition: Exposition) -> None:
-        engines = {}
         for key, snapshot in exposition.engines.items():
-            history = self._histories.get(key)
-            if history is None:
-                if len(self._histories) >= MAX_REMEMBERED:
+            if key not in self._engines:
+                if len(self._engines) >= MAX_REMEMBERED:
                     continue
-                history = self._histories[key] = History()
-            history.observe(t, snapshot, exposition.start_time, whole=not exposition.truncated)
-            sharing = sum(1 for other in exposition.engines if other.replica == key.replica)
-            engines[key] = self._reading(t, key, history, sharing)
-        for key, engine in self._engines.items():
-            if key in engines:
-                continue
-            if t - engine.seen_at > FORGET_SECONDS:
-                del self._histories[key]
-            else:
-                engines[key] = self._aged(t, engine, missing=True)
-        self._engines = dict(sorted(engines.items())) if len(engines) > 1 else engines
+                self._engines[key] = Engine(self._analysis)
+                self._engines = dict(sorted(self._engines.items()))
+            self._engines[key].observe(t, snapshot, exposition.start_time, whole=not exposition.truncated)
+        present = [key for key in self._engines if key in exposition.engines]
+        fresh = any(_just_restarted(self._engines[key], t) for key in present)
+        self.restarts += fresh  # one process, however many engines it has
+        self._present = len(present)
+        self._watch_models(present)
+        for key in present:
+            self._engines[key].judge(
+                self._limits_of(exposition.engines[key].cache),
+                sharing=self._sharing(key),
+                lora=exposition.lora,
+                imbalanced=self._models[key.model].imbalanced,
+            )
+        self._miss(t, exposition)
 
-    def _reading(self, t: float, key: EngineKey, history: History, sharing: int) -> EngineReading:
-        snapshot = history.snapshot
-        assert snapshot is not None  # noqa: S101 (it was observed a line above)
-        return EngineReading(
-            key=key,
-            seen_at=t,
-            missing=False,
-            signals=compute(history, self.facts, engines=sharing, windows=self._windows),
-            untrusted=snapshot.untrusted,
-            duplicates=snapshot.duplicates,
-            cache=snapshot.cache,
-            version=snapshot.version,
-            kv_polls=tuple(history.kv_polls),
-            kv_sum=history.kv_sum,
-            restarts=history.restarts,
+    def _watch_models(self, present: list[EngineKey]) -> None:
+        models = {key.model for key in present}
+        self._models = {model: self._models.get(model) or ModelWatch() for model in models}
+        for model, watch in self._models.items():
+            watch.observe(
+                [self._engines[key].history for key in present if key.model == model], self._analysis
+            )
+
+    def _miss(self, t: float, exposition: Exposition) -> None:
+        """Age the engines that a good body lacks, and forget those that have been gone for long.
+
+        A body that was cut off says nothing of the engines it does not name.
+        """
+        absent = {key: engine for key, engine in self._engines.items() if key not in exposition.engines}
+        self._missing = frozenset(absent) if not exposition.truncated else self._missing & frozenset(absent)
+        for key, engine in absent.items():
+            if t - engine.history.times[-1] > FORGET_SECONDS:
+                del self._engines[key]
+            else:
+                engine.age(t, self._max_age, missing=key in self._missing)
+
+    def _sharing(self, key: EngineKey) -> int:
+        """Engines that share the server's block count: all that are remembered, for it is told at start."""
+        return sum(1 for other in self._engines if other.replica == key.replica)
+
+    def _limits_of(self, cache: CacheConfig | None) -> Limits:
+        """What is known of an engine's configuration; computed anew only when one of the sources changes."""
+        if self._limits_from is not self.probed or len(self._limits) >= MAX_REMEMBERED:
+            self._limits_from, self._limits = self.probed, {}
+        limits = self._limits.get(cache)
+        if limits is None:
+            probed = self.probed
+            limits = merge(self._facts, self._arguments, probed.server_info, probed.models, cache)
+            if probed.version is not None:
+                limits = replace(limits, facts={**limits.facts, "vllm_version": probed.version})
+            self._limits[cache] = limits
+        return limits
+
+    def _reading(self, t: float, error: str | None, *, answered: bool, unreadable: int) -> TargetReading:
+        judgement = judge_target(self._state(t, answered=answered), self._verdict)
+        self._verdict = judgement.verdict
+        engines = {key: engine.reading for key, engine in self._engines.items() if engine.reading is not None}
+        models = {name: _MODELS[watch.imbalanced] for name, watch in self._models.items()}
+        return TargetReading(
+            t=t,
+            up=error is None,
+            error=error,
+            good_at=self._good_at,
+            max_age=self._max_age,
+            judgement=judgement,
+            restarts=self.restarts,
+            unreadable=unreadable,
+            engines=engines,
+            models=models,
         )
 
-    def _aged(self, t: float, engine: EngineReading, *, missing: bool | None = None) -> EngineReading:
-        """An engine without a new body: as it was, until its values are too old."""
-        missing = engine.missing if missing is None else missing
-        # A body that lacks the engine says that its old values no longer hold; a failed poll says nothing.
-        expired = missing or t - engine.seen_at > self._max_age
-        if not expired and missing == engine.missing:
-            return engine
-        return replace(engine, missing=missing, signals=stale(engine.signals) if expired else engine.signals)
+    def _state(self, t: float, *, answered: bool) -> TargetState:
+        grace = self._facts.get("startup_grace_seconds", self._analysis.startup_grace)
+        return TargetState(
+            answered=answered,
+            since_good=None if self._good_at is None else t - self._good_at,
+            since_start=t - (self._started_at or 0.0),
+            grace=float(grace),
+            patience=max(self._analysis.max_age, 2 * self._interval),
+            engines=self._present if self._good_at == t else 0,
+            missing=len(self._missing),
+        )
+
+
+def _just_restarted(engine: Engine, t: float) -> bool:
+    restart = engine.history.restart
+    return restart is not None and restart.at == t
+
+
+def _model(name: str) -> ModelReading:
+    finding = catalogue.load().findings[name]
+    return ModelReading((finding.name,), finding.severity, finding.fixes)
+
+
+_MODELS: Final = {True: _model(_IMBALANCE), False: ModelReading((), Severity.NONE, ())}

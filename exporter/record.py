@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import secrets
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from exporter.config import Config
 from exporter.pipeline import Pipeline
 from exporter.recording import Header, Poll, Writer, anonymise
-from exporter.serve import until_signal
+from exporter.serve import signalled
+from exporter.vllm import probes
 from exporter.vllm.client import MetricsClient
 from exporter.watch import Pace, PollOutcome, Watcher
 
@@ -18,7 +21,11 @@ __all__ = ["run"]
 
 
 class _Recorder:
-    """Writes each outcome and keeps count."""
+    """Writes each outcome and keeps count.
+
+    Attributes:
+        broken: fails with the error of the file once it cannot be written any more.
+    """
 
     def __init__(self, writer: Writer, progress: Callable[[str], None], salt: bytes | None) -> None:
         self._writer = writer
@@ -27,9 +34,11 @@ class _Recorder:
         self._origin: float | None = None
         self.polls = 0
         self.failed = 0
-        self.problem: OSError | None = None
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def note(self, outcome: PollOutcome) -> None:
+        if self.broken.done():
+            return
         answer, t = outcome.answer, outcome.reading.t
         self._origin = t if self._origin is None else self._origin
         t = round(t - self._origin, 3)
@@ -39,7 +48,7 @@ class _Recorder:
         try:
             self._writer.write(Poll(t, body, answer.error, answer.content_type))
         except OSError as problem:
-            self.problem = problem
+            self.broken.set_exception(problem)
             return
         self.polls += 1
         self.failed += body is None
@@ -74,28 +83,53 @@ async def run(
         Polls recorded, and how many of them failed.
 
     Raises:
+        FileExistsError: there is such a file, and `force` was not given.
         OSError: the file cannot be written (any more); what was written before stays.
     """
+    if not force:
+        _check_free(path)  # before anybody is asked anything
+    stopped = signalled()
     target = config.targets[0]
-    header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), {})
-    with contextlib.closing(Writer(path, header, force=force)) as writer:
-        recorder = _Recorder(writer, progress, secrets.token_bytes(8) if anonymised else None)
-        client = MetricsClient(target, config.poll)
-        pipeline = Pipeline(config.analysis, target.facts, config.poll.interval)
-        watcher = Watcher(client, pipeline, Pace(config.poll.interval), recorder.note)
-        polling = asyncio.create_task(watcher.run())
-        stopped = asyncio.create_task(until_signal())
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while not stopped.done() and recorder.problem is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            await asyncio.wait({stopped}, timeout=min(0.2, left) if left is not None else 0.2)
-        for task in (polling, stopped):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    client = MetricsClient(target, config.poll)
+    try:
+        told = await _unless(stopped, probes.ask(client)) or {}
+        header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), told)
+        with contextlib.closing(Writer(path, header, force=force)) as writer:
+            recorder = _Recorder(writer, progress, secrets.token_bytes(8) if anonymised else None)
+            pipeline = Pipeline(config.analysis, target.facts, config.poll.interval)
+            watcher = Watcher(client, pipeline, Pace(config.poll.interval), recorder.note)
+            polling = asyncio.create_task(watcher.run())
+            await _first({stopped, recorder.broken}, seconds)
+            await _cancelled(polling)
+            if recorder.broken.done():
+                recorder.broken.result()
+    finally:
         await client.close()
-        if recorder.problem is not None:
-            raise recorder.problem
     return recorder.polls, recorder.failed
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+async def _unless(
+    stopped: asyncio.Future[str], work: Coroutine[Any, Any, dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The result of some work, None when the command is stopped before."""
+    task = asyncio.create_task(work)
+    await _first({stopped, task})
+    if task.done():
+        return task.result()
+    await _cancelled(task)
+    return None
+
+
+async def _first(futures: set[asyncio.Future[Any]], seconds: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

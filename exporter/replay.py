@@ -9,6 +9,7 @@ from exporter.config import Config, parse_facts
 from exporter.pipeline import Pipeline, TargetReading
 from exporter.recording import Header, read
 from exporter.report import engine_names, poll_object
+from exporter.vllm import probes
 
 __all__ = ["as_json", "as_text", "readings"]
 
@@ -26,7 +27,7 @@ _SHOWN: Final = (
 def readings(path: Path, config: Config) -> Iterator[tuple[float, TargetReading]]:
     """Each poll's time from the first poll, and what was known after it.
 
-    The header's ``config`` counts as the operator's configuration.
+    The header's ``config`` counts as the operator's configuration, its ``probes`` as the server's answers.
 
     Raises:
         RecordingError: a line cannot be read; all before it was yielded.
@@ -35,8 +36,11 @@ def readings(path: Path, config: Config) -> Iterator[tuple[float, TargetReading]
     items = read(path)
     header = next(items)
     assert isinstance(header, Header)  # noqa: S101 (what read() promises)
-    facts, _ = parse_facts(header.config, strict=False)
-    pipeline = Pipeline(config.analysis, {**config.targets[0].facts, **facts}, header.interval)
+    told, _ = parse_facts(header.config, strict=False)
+    pipeline = Pipeline(
+        config.analysis, {**config.targets[0].facts, **told}, header.interval, config.engine.args
+    )
+    pipeline.probed = probes.from_header(header.probes)
     origin: float | None = None
     for poll in items:
         assert not isinstance(poll, Header)  # noqa: S101 (only the first item is one)
@@ -52,14 +56,19 @@ def as_json(t: float, reading: TargetReading) -> str:
 
 def as_text(t: float, reading: TargetReading) -> str:
     """One line per engine for people; a dash is unknown."""
-    state = "up" if reading.up else f"down ({reading.error})"
+    state = "up" if reading.up else f"down ({_inert(reading.error or '')})"
     engines = engine_names(reading)
     if not engines:
         return f"{t:9.1f}s  {state}"
     return "\n".join(
-        f"{t:9.1f}s  {state}  engine {name}  {_numbers(engine.signals.known())}"
+        f"{t:9.1f}s  {state}  engine {_inert(name)}  {_numbers(engine.signals.known())}"
         for name, engine in engines.items()
     )
+
+
+def _inert(text: str) -> str:
+    """A text from outside as it may go to a terminal: escape sequences are shown, not obeyed."""
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
 def _numbers(signals: dict[str, Any]) -> str:

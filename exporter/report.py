@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from exporter.analysis import catalogue
+from exporter.analysis.conditions import Evidence
+from exporter.analysis.fixes import Advice
 from exporter.pipeline import EngineReading, TargetReading
 
 __all__ = ["engine_names", "poll_object", "status_object"]
@@ -18,17 +21,16 @@ def poll_object(t: float, reading: TargetReading) -> dict[str, Any]:
         t: seconds from the first poll.
         reading: what was known after it.
     """
-    engines = engine_names(reading)
     return {
         "t": round(t, 3),
-        "target": {"up": reading.up, "verdict": None, "severity": "none", "findings": []},
-        "engines": {name: _engine(engine) for name, engine in engines.items()},
-        "models": {},
+        "target": _target(reading),
+        "engines": {name: _engine(engine) for name, engine in engine_names(reading).items()},
+        "models": _models(reading),
     }
 
 
 def status_object(url: str, reading: TargetReading | None, now: float) -> dict[str, Any]:
-    """A target's state for the API.
+    """A target's state for the API: as `poll_object`, with evidence, texts and what every limit comes from.
 
     Args:
         url: of the target, without anything secret.
@@ -36,25 +38,17 @@ def status_object(url: str, reading: TargetReading | None, now: float) -> dict[s
         now: by the clock of the reading.
     """
     if reading is None:
-        return {"url": url, "up": None, "error": None, "engines": {}}
+        return {"url": url, "up": None, "error": None, "engines": {}, "models": {}}
+    entry = catalogue.load().verdicts[reading.judgement.verdict]
     return {
         "url": url,
-        "up": reading.up,
+        **_target(reading),
         "error": reading.error,
+        "summary": entry.summary,
         "poll_age_seconds": round(now - reading.t, 3),
         "success_age_seconds": None if reading.good_at is None else round(now - reading.good_at, 3),
-        "engines": {
-            name: {
-                **_engine(engine),
-                "age_seconds": round(now - engine.seen_at, 3),
-                "missing": engine.missing,
-                "restarts": engine.restarts,
-                "untrusted": dict(engine.untrusted),
-                "duplicates": sorted(engine.duplicates),
-                "kv_capacity_is_estimate": engine.signals.kv_capacity_is_estimate,
-            }
-            for name, engine in engine_names(reading).items()
-        },
+        "engines": {name: _status(engine, now) for name, engine in engine_names(reading).items()},
+        "models": _models(reading),
     }
 
 
@@ -67,12 +61,80 @@ def engine_names(reading: TargetReading) -> Mapping[str, EngineReading]:
     return named
 
 
+def _target(reading: TargetReading) -> dict[str, Any]:
+    judgement = reading.judgement
+    return {
+        "up": reading.up,
+        "verdict": judgement.verdict,
+        "severity": judgement.severity.value,
+        "findings": list(judgement.findings),
+        "fixes": list(judgement.fixes),
+    }
+
+
+def _models(reading: TargetReading) -> dict[str, Any]:
+    return {
+        name: {"severity": model.severity.value, "findings": list(model.findings), "fixes": list(model.fixes)}
+        for name, model in reading.models.items()
+    }
+
+
 def _engine(engine: EngineReading) -> dict[str, Any]:
     return {
         "model": engine.key.model,
-        "verdict": None,
-        "severity": "none",
-        "findings": [],
-        "fixes": [],
+        "verdict": engine.judgement.verdict,
+        "severity": engine.judgement.severity.value,
+        "findings": list(engine.findings),
+        "fixes": [_fix(advice) for advice in engine.advised.fixes],
         "signals": {name: round(value, _DIGITS) for name, value in engine.signals.known().items()},
     }
+
+
+def _fix(advice: Advice) -> dict[str, Any]:
+    told = {
+        "fix": advice.fix,
+        "flag": advice.flag,
+        "value": advice.value,
+        "gain": None if advice.gain is None else round(advice.gain, 3),
+        "suffices": advice.suffices,
+        "inputs": dict(advice.inputs) or None,
+        "missing": advice.missing or None,
+        "note": advice.note or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _status(engine: EngineReading, now: float) -> dict[str, Any]:
+    table = catalogue.load()
+    entry = table.verdicts[engine.judgement.verdict]
+    shown = _engine(engine)
+    shown["fixes"] = [
+        fix | {"title": table.fixes[fix["fix"]].title, "action": table.fixes[fix["fix"]].action}
+        for fix in shown["fixes"]
+    ]
+    return {
+        **shown,
+        "summary": entry.summary,
+        "meaning": entry.meaning,
+        "since_seconds": round(now - engine.judgement.since, 3),
+        "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
+        "will_not_help": [{"fix": each.fix, "reason": each.reason} for each in engine.advised.withheld],
+        "limits": {
+            name: {"value": value, "source": engine.limits.source.get(name, "")}
+            for name, value in engine.limits.facts.items()
+        },
+        "saturation": {name: round(value, _DIGITS) for name, value in engine.saturation.items()},
+        "age_seconds": round(now - engine.seen_at, 3),
+        "missing": engine.missing,
+        "restarts": engine.restarts,
+        "untrusted": dict(engine.untrusted),
+        "duplicates": sorted(engine.duplicates),
+        "kv_capacity_is_estimate": engine.signals.kv_capacity_is_estimate,
+    }
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    shown: dict[str, Any] = {"signal": evidence.signal, "value": round(evidence.value, _DIGITS)}
+    if evidence.threshold is not None:
+        shown["threshold"] = round(evidence.threshold, _DIGITS)
+    return shown

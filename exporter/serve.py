@@ -20,9 +20,10 @@ from exporter.publish.own import OwnMetrics
 from exporter.publish.web import WebServer, make_app
 from exporter.report import status_object
 from exporter.vllm.client import MetricsClient
+from exporter.vllm.probes import Prober
 from exporter.watch import Pace, PollOutcome, Watcher
 
-__all__ = ["Sidecar", "run", "until_signal"]
+__all__ = ["Sidecar", "run", "signalled"]
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,11 @@ class Sidecar:
         self._url = shown_url(target.url)
         self._own = OwnMetrics()
         self._client = MetricsClient(target, config.poll)
-        pipeline = Pipeline(config.analysis, target.facts, config.poll.interval)
-        self._watcher = Watcher(self._client, pipeline, Pace(config.poll.interval), self._note)
+        self._prober = Prober.of(target, config.poll)
+        self._pipeline = Pipeline(config.analysis, target.facts, config.poll.interval, config.engine.args)
+        self._watcher = Watcher(self._client, self._pipeline, Pace(config.poll.interval), self._note)
         self._server = WebServer(make_app(self._registry(), self.status), config.web.host, config.web.port)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> str:
         """Serve and begin to poll; returns the base URL.
@@ -49,17 +51,18 @@ class Sidecar:
             OSError: the address cannot be listened on.
         """
         url = await self._server.start()
-        self._task = asyncio.create_task(self._watcher.run(), name="watch")
+        self._tasks = [asyncio.create_task(work.run()) for work in (self._watcher, self._prober)]
         log.info("serving url=%s target=%s version=%s", url, self._url, __version__)
         return url
 
     async def stop(self) -> None:
         """Stop polling, then close the listener: what was known stays readable to the end."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
         await self._client.close()
+        await self._prober.close()
         await self._server.stop()
 
     def status(self) -> Mapping[str, Any]:
@@ -70,6 +73,9 @@ class Sidecar:
     def _note(self, outcome: PollOutcome) -> None:
         self.reading = outcome.reading
         self._own.poll(outcome)
+        if outcome.reading.up:
+            self._prober.seen(self._pipeline.restarts)
+        self._pipeline.probed = self._prober.probed
 
     def _registry(self) -> CollectorRegistry:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -88,8 +94,8 @@ def shown_url(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-async def until_signal() -> str:
-    """Wait for SIGTERM or SIGINT and say which it was."""
+def signalled() -> asyncio.Future[str]:
+    """The name of the SIGTERM or SIGINT to come; from now on they end nothing by themselves."""
     loop = asyncio.get_running_loop()
     came: asyncio.Future[str] = loop.create_future()
 
@@ -99,7 +105,7 @@ async def until_signal() -> str:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, note, number.name)
-    return await came
+    return came
 
 
 async def run(config: Config) -> None:
@@ -108,8 +114,10 @@ async def run(config: Config) -> None:
     Raises:
         OSError: the address cannot be listened on.
     """
+    stopped = signalled()
     sidecar = Sidecar(config)
-    await sidecar.start()
-    name = await until_signal()
-    log.info("stopping signal=%s", name)
-    await sidecar.stop()
+    try:
+        await sidecar.start()
+        log.info("stopping signal=%s", await stopped)
+    finally:
+        await sidecar.stop()

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
@@ -93,7 +93,11 @@ class Pace:
         if len(self._seconds) < JUDGED_POLLS:
             return
         dear = median(self._seconds) > DEAREST_SHARE * self._intended
-        self.interval = max(SLOWEST_SECONDS, self._intended) if dear else self._intended
+        interval = max(SLOWEST_SECONDS, self._intended) if dear else self._intended
+        if interval != self.interval:
+            # The new pace is judged by its own polls: a median on the border must not flap at every poll.
+            self._seconds.clear()
+            self.interval = interval
 
     def _slot(self, start: float, now: float) -> float:
         """The next start on the schedule; those that have passed are left out, not caught up with."""
@@ -103,8 +107,8 @@ class Pace:
 
     def _back_off(self) -> float:
         doubled = self.interval * 2.0 ** min(self._failures - PATIENT_FAILURES, 10)
-        wait = min(max(SLOWEST_SECONDS, self._intended), doubled)
-        return wait * (1 - _JITTER * self._jitter())
+        wait = min(max(SLOWEST_SECONDS, self._intended), doubled) * (1 - _JITTER * self._jitter())
+        return max(self.interval, wait)  # backing off never means to ask more often
 
 
 class Watcher:
@@ -117,6 +121,7 @@ class Watcher:
         pace: Pace,
         on_outcome: Callable[[PollOutcome], None],
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Take everything that touches the world as a parameter.
 
@@ -126,13 +131,16 @@ class Watcher:
             pace: decides when to ask.
             on_outcome: gets every poll; must not block.
             clock: monotonic seconds.
+            sleep: waits for some seconds.
         """
         self._client = client
         self._pipeline = pipeline
         self._pace = pace
         self._on_outcome = on_outcome
         self._clock = clock
+        self._sleep = sleep
         self._state: str | None = None
+        self._faulty = False
 
     async def run(self) -> None:
         """Poll for ever. Raises nothing but CancelledError."""
@@ -145,19 +153,21 @@ class Watcher:
             self._note_pace(interval)
             self._take(now, answer)
             start = next_start
-            await asyncio.sleep(max(0.0, start - self._clock()))
+            await self._sleep(max(0.0, start - self._clock()))
 
     def _take(self, now: float, answer: Answer) -> None:
-        """Pass an answer on. A fault of ours in doing so is logged and costs this one poll."""
+        """Pass an answer on. A fault of ours in doing so costs this one poll, and is logged once."""
         try:
             reading = self._pipeline.feed(now, answer.body, answer.error)
             self._note_state(reading, answer)
             skipped, self._pace.skipped = self._pace.skipped, 0
             self._on_outcome(PollOutcome(answer, reading, self._pace.interval, skipped))
         except Exception:
-            if self._state != "fault":
+            if not self._faulty:
                 log.exception("poll could not be used")
-            self._state = "fault"
+            self._faulty = True
+        else:
+            self._faulty = False
 
     def _note_state(self, reading: TargetReading, answer: Answer) -> None:
         state = reading.error or "up"

@@ -20,7 +20,9 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from exporter.analysis import catalogue
 from exporter.analysis.history import KV_BOUNDS
+from exporter.engine import ENGINE_VERDICTS
 from exporter.pipeline import EngineReading, TargetReading
 
 __all__ = ["EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "MetricRow", "ReadingCollector"]
@@ -28,6 +30,9 @@ __all__ = ["EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "Metric
 PREFIX: Final = "vllm_pressure_"
 # No engine has more series than this, whatever holds.
 SERIES_PER_ENGINE: Final = 80
+# More findings or fixes than these are not exported; they stand in the API and on the page.
+MOST_FINDINGS: Final = 2
+MOST_FIXES: Final = 4
 _ENGINE: Final = ("model_name", "engine")
 
 log = logging.getLogger(__name__)
@@ -70,17 +75,42 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("engines", "gauge", (), "Engines in the last good body. Absent before the first."),
     MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last good body lacks."),
     MetricRow(
-        "restarts", "counter", _ENGINE,
-        "New processes seen behind this engine: another process start time, or counters that fell.",
+        "restarts", "counter", (),
+        "New server processes seen: another process start time, or counters that fell.",
     ),
     MetricRow(
         "engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"),
         "What the engine says of itself. The version is the oldest release that prints these names.",
     ),
+    # Verdicts.
+    MetricRow(
+        "verdict", "gauge", (*_ENGINE, "verdict"),
+        "Whether this is the verdict of the engine at present: 1, else 0.",
+    ),
+    MetricRow(
+        "verdict_seconds", "counter", (*_ENGINE, "verdict"),
+        "Time in each verdict since the exporter first saw the engine; its rate is a share of time.",
+    ),
+    MetricRow("finding", "gauge", (*_ENGINE, "finding"), "Facts that hold beside the verdict, each as 1."),
+    MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix, 1 is first."),
+    MetricRow(
+        "saturation_ratio", "gauge", (*_ENGINE, "resource"),
+        "Mean need over analysis.window by resource, 1 is full: kv is what all running and waiting requests would hold"
+        " by the capacity, seats is running and waiting by max_num_seqs. Absent when unknown.",
+    ),
+    MetricRow(
+        "target_verdict", "gauge", ("verdict",),
+        "Whether this is the verdict of the target, which has one of its own where no engine can be read: 1, else 0.",
+    ),
+    MetricRow("target_finding", "gauge", ("finding",), "Facts that hold of the target, each as 1: an engine is missing."),
+    MetricRow(
+        "model_finding", "gauge", ("model_name", "finding"),
+        "Facts that hold of a model's engines together, each as 1: their load is shared badly.",
+    ),
     # KV cache.
     _gauge("kv_usage_ratio", "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc.", "kv_usage_ratio"),
-    _gauge("kv_usage_max_ratio", "Highest polled KV cache usage of the last 60 s, 0-1.", "kv_usage_max_ratio"),
-    _gauge("kv_usage_mean_ratio", "Mean polled KV cache usage of the last 60 s, 0-1.", "kv_usage_mean_ratio"),
+    _gauge("kv_usage_max_ratio", "Highest polled KV cache usage within analysis.window (60 s), 0-1.", "kv_usage_max_ratio"),
+    _gauge("kv_usage_mean_ratio", "Mean polled KV cache usage within analysis.window (60 s), 0-1.", "kv_usage_mean_ratio"),
     _gauge(
         "kv_capacity_tokens",
         "Tokens that the engine's KV cache holds. From cache_config_info: kv_cache_size_tokens, else an estimate"
@@ -94,7 +124,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _gauge(
         "kv_seconds_to_full",
-        "Seconds until the KV cache is full at the slope of the last 60 s. Absent unless usage grows steadily.",
+        "Seconds until the KV cache is full at the slope of analysis.window (60 s). Absent unless usage grows steadily.",
         "kv_seconds_to_full",
     ),
     MetricRow(
@@ -109,22 +139,17 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _gauge(
         "preemptions_per_second",
-        "Preemptions per second over the last 60 s. From num_preemptions, which lags by a step or more.",
+        "Preemptions per second over analysis.window (60 s). From num_preemptions, which lags by a step or more.",
         "preemptions_per_second",
     ),
     _gauge(
-        "preemptions_inferred_per_second",
-        "Estimate over the last 60 s: running requests that went back to waiting at a full cache, counted or not.",
-        "preemptions_inferred_per_second",
-    ),
-    _gauge(
         "preemptions_per_finished_request",
-        "Preemptions by finished requests over the last 300 s. Absent while nothing finishes.",
+        "Preemptions by finished requests over analysis.long_window (300 s). Absent while nothing finishes.",
         "preemptions_per_finished_request",
     ),
     _gauge(
         "recomputed_ratio",
-        "Estimate over the last 60 s: share of computed tokens that repeat work lost to preemption, 0-1;"
+        "Estimate over analysis.window (60 s): share of computed tokens that repeat work lost to preemption, 0-1;"
         " an upper bound with prefix caching.",
         "recomputed_ratio",
     ),
@@ -147,24 +172,18 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     ),
     _gauge(
         "generation_tokens_per_second",
-        "Tokens put out per second over the last 60 s. From generation_tokens.",
+        "Tokens put out per second over analysis.window (60 s). From generation_tokens.",
         "generation_tokens_per_second",
     ),
     _gauge(
         "inter_token_latency_mean_seconds",
-        "Mean time between two tokens of a request over the last 60 s; a preempted request's stall shows here."
+        "Mean time between two tokens of a request over analysis.window (60 s); a preempted request's stall shows here."
         " From inter_token_latency_seconds.",
         "inter_token_latency_mean_seconds",
     ),
     _gauge(
-        "queue_time_mean_seconds",
-        "Mean first wait of requests scheduled in the last 60 s (300 s, 600 s where there were none)."
-        " From request_queue_time_seconds.",
-        "queue_time_mean_seconds",
-    ),
-    _gauge(
         "prefix_cache_hit_ratio",
-        "Hits by queries of the prefix cache over the last 60 s (300 s, 600 s where there were none), 0-1.",
+        "Hits by queries of the prefix cache over analysis.window (60 s; wider where there were none), 0-1.",
         "prefix_cache_hit_ratio",
     ),
 )  # fmt: skip
@@ -183,6 +202,9 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
 )  # fmt: skip
 
 _BY_NAME: Final = {row.name: row for row in METRICS}
+_TARGET_VERDICTS: Final = tuple(
+    name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target or name == "healthy"
+)
 
 
 class ReadingCollector(Collector):
@@ -223,6 +245,14 @@ class ReadingCollector(Collector):
             "restarts": self._restarts,
             "engine": self._info,
             "kv_usage_polled_ratio": self._polled,
+            "verdict": self._verdict,
+            "verdict_seconds": self._verdict_seconds,
+            "finding": self._findings,
+            "fix_rank": self._fix_ranks,
+            "saturation_ratio": self._saturation,
+            "target_verdict": self._target_verdict,
+            "target_finding": self._target_findings,
+            "model_finding": self._model_findings,
         }
 
     def collect(self) -> Iterator[Metric]:
@@ -278,11 +308,7 @@ class ReadingCollector(Collector):
             yield _single("engines_missing", sum(1 for engine in reading.engines.values() if engine.missing))
 
     def _restarts(self, reading: TargetReading) -> Iterable[Metric]:
-        row = _BY_NAME["restarts"]
-        family = CounterMetricFamily(PREFIX + row.name, row.help, labels=row.labels)
-        for engine in reading.engines.values():
-            family.add_metric(_labels(engine), engine.restarts)
-        yield family
+        yield CounterMetricFamily(PREFIX + "restarts", _BY_NAME["restarts"].help, value=reading.restarts)
 
     def _info(self, reading: TargetReading) -> Iterable[Metric]:
         family = InfoMetricFamily(PREFIX + "engine", _BY_NAME["engine"].help, labels=_ENGINE)
@@ -294,6 +320,62 @@ class ReadingCollector(Collector):
                 "block_size": str((cache and cache.block_size) or ""),
             }
             family.add_metric(_labels(engine), {name: value for name, value in told.items() if value})
+        yield family
+
+    def _verdict(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["verdict"])
+        for engine in reading.engines.values():
+            for name in ENGINE_VERDICTS:
+                family.add_metric((*_labels(engine), name), float(name == engine.judgement.verdict))
+        yield family
+
+    def _verdict_seconds(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["verdict_seconds"])
+        for engine in reading.engines.values():
+            for name, seconds in engine.verdict_seconds.items():
+                family.add_metric((*_labels(engine), name), seconds)
+        yield family
+
+    def _findings(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["finding"])
+        for engine in reading.engines.values():
+            for name in engine.findings[:MOST_FINDINGS]:
+                family.add_metric((*_labels(engine), name), 1.0)
+        yield family
+
+    def _fix_ranks(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["fix_rank"])
+        for engine in reading.engines.values():
+            for rank, advice in enumerate(engine.advised.fixes[:MOST_FIXES], start=1):
+                family.add_metric((*_labels(engine), advice.fix), float(rank))
+        yield family
+
+    def _saturation(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["saturation_ratio"])
+        now = self._clock()
+        for engine in reading.engines.values():
+            if now - engine.seen_at <= reading.max_age:
+                for resource, ratio in engine.saturation.items():
+                    family.add_metric((*_labels(engine), resource), ratio)
+        yield family
+
+    def _target_verdict(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["target_verdict"])
+        for name in _TARGET_VERDICTS:
+            family.add_metric((name,), float(name == reading.judgement.verdict))
+        yield family
+
+    def _target_findings(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["target_finding"])
+        for name in reading.judgement.findings:
+            family.add_metric((name,), 1.0)
+        yield family
+
+    def _model_findings(self, reading: TargetReading) -> Iterable[Metric]:
+        family = _family(_BY_NAME["model_finding"])
+        for model, of_model in reading.models.items():
+            for name in of_model.findings:
+                family.add_metric((model, name), 1.0)
         yield family
 
     def _polled(self, reading: TargetReading) -> Iterable[Metric]:

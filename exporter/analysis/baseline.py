@@ -1,0 +1,132 @@
+"""This engine's own normal: tokens per second and inter-token latency, in slices of its recent past.
+
+Pure. Harm is judged against what the same engine did a moment ago, never against a number that fits
+some other GPU or model.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+from exporter.analysis.history import History
+
+__all__ = ["Baseline", "Slice"]
+
+SLICE_SECONDS: Final = 20.0
+KEEP_SLICES: Final = 150  # fifty minutes
+LEVEL_SECONDS: Final = 1200.0
+LEAST_CALM: Final = 2
+# A slice says how many requests fit only if the cache was well used by them.
+CALM_KV: Final = 0.5
+LEAST_BUSY: Final = 3
+# Latency is compared with slices of about the same load, and there must be this many of them.
+LATENCY_MARGIN_SECONDS: Final = 90.0
+LEAST_LIKE: Final = 12
+_LIKE_RUNNING: Final = 0.3
+_LIKE_KV: Final = 0.15
+_LIKE_PROMPTS: Final = 1.5
+
+
+class Slice(NamedTuple):
+    """Some twenty seconds of the past; NaN where unknown. Rates are per second."""
+
+    at: float
+    generation_rate: float
+    prompt_rate: float
+    inter_token_seconds: float
+    running: float
+    kv_usage: float
+    preemptions: float
+
+
+class Baseline:
+    """Keeps the slices of one engine.
+
+    Attributes:
+        level: tokens per second at work without preemption (with it, where there was no other time);
+            None before enough of it was seen.
+    """
+
+    __slots__ = ("_begin", "_slices", "level")
+
+    def __init__(self) -> None:
+        self.level: float | None = None
+        self._slices: deque[Slice] = deque(maxlen=KEEP_SLICES)
+        self._begin: float | None = None
+
+    def observe(self, history: History, *, frozen: bool) -> None:
+        """Take the last poll.
+
+        Args:
+            history: of the engine.
+            frozen: keep the level as it is: an engine in trouble does not get used to it.
+        """
+        now = history.times[-1]
+        if self._begin is None or now < self._begin:
+            self._begin = now
+        if now - self._begin < SLICE_SECONDS:
+            return
+        start = history.start_of(self._begin)
+        if history.span(start) > 0:
+            self._slices.append(_slice(history, start))
+        self._begin = now
+        if not frozen:
+            self.level = self._level(now)
+
+    def _level(self, now: float) -> float | None:
+        recent = [
+            each
+            for each in self._slices
+            if now - each.at <= LEVEL_SECONDS and each.running > 0 and not math.isnan(each.generation_rate)
+        ]
+        calm = [each.generation_rate for each in recent if not each.preemptions]
+        if len(calm) >= LEAST_CALM:
+            return median(calm)
+        return median(each.generation_rate for each in recent) if len(recent) >= LEAST_BUSY else None
+
+    def latency(self, running: float, kv_usage: float, prompt_rate: float) -> float | None:
+        """Inter-token latency in seconds at about this load, of the better half of the past.
+
+        None where that load was not seen for some minutes. The lower quartile, so that a slow quarter
+        of an hour does not become the norm.
+        """
+        if not self._slices:
+            return None
+        newest = self._slices[-1].at
+        like = sorted(
+            each.inter_token_seconds
+            for each in self._slices
+            if newest - each.at >= LATENCY_MARGIN_SECONDS
+            and abs(each.running - running) <= max(0.5, _LIKE_RUNNING * running)
+            and abs(each.kv_usage - kv_usage) <= _LIKE_KV
+            and prompt_rate <= _LIKE_PROMPTS * each.prompt_rate + 1
+            and not math.isnan(each.inter_token_seconds)
+        )
+        return like[len(like) // 4] if len(like) >= LEAST_LIKE else None
+
+    def calm_running(self) -> int:
+        """The most requests that ran on average for some twenty seconds without a preemption."""
+        calm = [each.running for each in self._slices if each.preemptions == 0 and each.kv_usage >= CALM_KV]
+        return int(max(calm, default=0.0))
+
+    def lately(self, count: int, holds: Callable[[Slice], bool]) -> bool:
+        """Whether something holds in each of the last `count` slices."""
+        last: Sequence[Slice] = list(self._slices)[-count:]
+        return len(last) == count and all(holds(each) for each in last)
+
+
+def _slice(history: History, start: int) -> Slice:
+    def or_nan(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    return Slice(
+        at=history.times[-1],
+        generation_rate=or_nan(history.rate("generation_tokens", start)),
+        prompt_rate=or_nan(history.rate("prompt_tokens", start)),
+        inter_token_seconds=or_nan(history.ratio("inter_token_seconds", "inter_token_count", start)),
+        running=or_nan(history.mean("requests_running", start)),
+        kv_usage=or_nan(history.mean("kv_usage", start)),
+        preemptions=or_nan(history.increase("preemptions", start)),
+    )

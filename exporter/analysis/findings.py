@@ -1,0 +1,148 @@
+"""Facts that stand beside an engine's verdict: of its configuration, its life cycle, its data. Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from exporter.analysis.situation import Situation
+
+__all__ = ["FINDINGS", "findings"]
+
+# Fewer than this many of the longest requests fit: one long request shuts out all others.
+_FEW: Final = 2.0
+# Labels that tell one capacity in two ways may differ by rounding, not by more.
+_AGREE: Final = 0.1
+_MASS_SHARE: Final = 0.5
+_MASS_LEAST: Final = 4.0
+_MASS_SHOWN_SECONDS: Final = 60.0
+_MASS_GAP_SECONDS: Final = 5.0
+# After a mass preemption the counter follows the gauges within this time.
+_MASS_COUNTED_SECONDS: Final = 15.0
+_INFERRED_LEAST: Final = 2.0
+_OOM_KV: Final = 0.5
+
+
+def findings(situation: Situation) -> tuple[str, ...]:
+    """All findings that hold, in the order of the table."""
+    return tuple(name for name, holds in FINDINGS.items() if holds(situation))
+
+
+def _kv_too_small(s: Situation) -> bool:
+    concurrency = s.signals.kv_max_concurrency
+    capacity, longest = s.signals.kv_capacity_tokens, s.number("max_model_len")
+    if capacity is not None and longest is not None:
+        return capacity / longest < _FEW
+    return concurrency is not None and concurrency < _FEW
+
+
+def _max_model_len_exceeds_pool(s: Situation) -> bool:
+    capacity, longest = s.signals.kv_capacity_tokens, s.number("max_model_len")
+    return capacity is not None and longest is not None and longest > capacity
+
+
+def _capacity_is_estimate(s: Situation) -> bool:
+    return s.signals.kv_capacity_tokens is not None and s.signals.kv_capacity_is_estimate
+
+
+def _capacity_labels_disagree(s: Situation) -> bool:
+    cache = s.history.snapshot.cache if s.history.snapshot else None
+    longest = s.number("max_model_len")
+    if (
+        cache is None
+        or cache.kv_cache_size_tokens is None
+        or cache.kv_cache_max_concurrency is None
+        or not longest
+    ):
+        return False
+    told = cache.kv_cache_max_concurrency * longest
+    return abs(told - cache.kv_cache_size_tokens) > _AGREE * cache.kv_cache_size_tokens
+
+
+def _speculation_enlarges_kv(s: Situation) -> bool:
+    drafted = s.history.snapshot.values.get("draft_tokens") if s.history.snapshot else None
+    return bool(drafted) or bool(s.number("num_speculative_tokens"))
+
+
+def _prefix_cache_off(s: Situation) -> bool:
+    cache = s.history.snapshot.cache if s.history.snapshot else None
+    told = cache.enable_prefix_caching if cache is not None else None
+    return (s.facts.get("enable_prefix_caching") if told is None else told) is False
+
+
+def _restarted(s: Situation) -> bool:
+    restart = s.history.restart
+    return restart is not None and s.t - restart.at <= s.limits.restart_shown
+
+
+def _suspect_out_of_memory(s: Situation) -> bool:
+    """The process went away under load, with next to no memory left outside the KV cache."""
+    restart = s.history.restart
+    used = s.number("gpu_memory_utilization")
+    if restart is None or used is None or not _restarted(s):
+        return False
+    loaded = (restart.kv_usage_max or 0.0) >= _OOM_KV and (restart.running or 0.0) > 0
+    return loaded and used >= s.limits.oom_utilization
+
+
+def _mass_preemption(s: Situation) -> bool:
+    """Within the last minute most of the running requests went back to waiting between two polls."""
+    history = s.history
+    start = history.start_of(s.t - _MASS_SHOWN_SECONDS)
+    running, waiting = history.columns["requests_running"], history.columns["requests_waiting"]
+    for index in range(len(history.times) - 1, start, -1):
+        fell, rose = running[index - 1] - running[index], waiting[index] - waiting[index - 1]
+        if fell < max(_MASS_LEAST, _MASS_SHARE * running[index - 1]) or rose < _MASS_SHARE * fell:
+            continue
+        if history.times[index] - history.times[index - 1] <= _MASS_GAP_SECONDS and _was_preemption(
+            s, index, fell
+        ):
+            return True
+    return False
+
+
+def _was_preemption(s: Situation, index: int, fell: float) -> bool:
+    """Whether the cache was full before, or the counter confirms it; clients that retry look the same."""
+    history = s.history
+    inferred, counted = history.columns["preemptions_inferred"], history.columns["preemptions"]
+    if inferred[index] - inferred[index - 1] >= _MASS_SHARE * fell:
+        return True
+    last = min(len(counted) - 1, history.start_of(history.times[index] + _MASS_COUNTED_SECONDS))
+    return counted[last] - counted[index - 1] >= _MASS_SHARE * fell
+
+
+def _preemption_inferred(s: Situation) -> bool:
+    return s.inferred >= _INFERRED_LEAST
+
+
+def _duplicate_series(s: Situation) -> bool:
+    return bool(s.history.snapshot and s.history.snapshot.duplicates)
+
+
+def _stale_gauges(s: Situation) -> bool:
+    """The gauges show work or held blocks, and nothing at all has changed for a while."""
+    after = s.limits.stall_after
+    held = (s.signals.kv_usage_ratio or 0.0) >= s.limits.held_kv
+    if s.idle < after or not (s.running or held):
+        return False
+    start = s.history.start_of(s.t - after)
+    if s.history.span(start) < after:
+        return False
+    return all(
+        len(set(s.history.columns[name][start:])) == 1
+        for name in ("requests_running", "requests_waiting", "kv_usage")
+    )
+
+
+FINDINGS: Final[Mapping[str, Callable[[Situation], bool]]] = {
+    "restarted": _restarted,
+    "suspect_out_of_memory": _suspect_out_of_memory,
+    "mass_preemption": _mass_preemption,
+    "preemption_inferred": _preemption_inferred,
+    "stale_gauges": _stale_gauges,
+    "max_model_len_exceeds_pool": _max_model_len_exceeds_pool,
+    "kv_too_small": _kv_too_small,
+    "capacity_labels_disagree": _capacity_labels_disagree,
+    "capacity_is_estimate": _capacity_is_estimate,
+    "speculation_enlarges_kv": _speculation_enlarges_kv,
+    "prefix_cache_off": _prefix_cache_off,
+    "duplicate_series": _duplicate_series,
+}

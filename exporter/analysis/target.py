@@ -1,0 +1,70 @@
+"""The verdict of a target of which no engine can be read. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
+
+__all__ = ["TargetJudgement", "TargetState", "judge_target"]
+
+_ENGINE_MISSING: Final = "engine_missing"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetJudgement:
+    """What is said of a target.
+
+    Attributes:
+        verdict: ``healthy`` wherever an engine can be read.
+        severity: of the verdict, at least that of the findings.
+        findings: ``engine_missing`` or nothing.
+        fixes: ids of what to do about the verdict or the findings.
+    """
+
+    verdict: str
+    severity: Severity
+    findings: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """What a target's verdict is judged by. Times are in seconds.
+
+    Attributes:
+        answered: whether the server answered the last poll, even if with something that is no metrics text.
+        since_good: since the last body that could be read, None before the first.
+        since_start: since the first poll.
+        grace: how long a server may take to start before its first good poll; there is no second grace.
+        patience: how long the last reading still holds once polls fail.
+        engines: engines in the last good body.
+        missing: engines that it lacked and earlier ones had.
+    """
+
+    answered: bool
+    since_good: float | None
+    since_start: float
+    grace: float
+    patience: float
+    engines: int
+    missing: int
+
+
+def judge_target(state: TargetState, held: str | None) -> TargetJudgement:
+    """Judge after a poll; `held` is the verdict at present."""
+    if state.answered:
+        if state.engines == 0:
+            return _judgement("metrics_missing")
+        if state.missing:
+            finding = catalogue.load().findings[_ENGINE_MISSING]
+            return TargetJudgement("healthy", finding.severity, (finding.name,), finding.fixes)
+        return _judgement("healthy")
+    if state.since_good is None:
+        return _judgement("starting" if state.since_start < state.grace else "unreachable")
+    return _judgement("unreachable" if state.since_good > state.patience else held or "healthy")
+
+
+def _judgement(name: str) -> TargetJudgement:
+    verdict = catalogue.load().verdicts[name]
+    return TargetJudgement(name, verdict.severity, (), verdict.fixes)

@@ -1,0 +1,122 @@
+"""``check``: poll a server for some seconds and say what is the matter, in one shot."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from exporter.analysis.catalogue import Severity
+from exporter.config import AnalysisConfig, Config
+from exporter.pipeline import Pipeline, TargetReading
+from exporter.publish.terminal import Paint, headline, report
+from exporter.report import status_object
+from exporter.serve import shown_url
+from exporter.vllm.client import MetricsClient
+from exporter.vllm.probes import Prober
+from exporter.watch import Pace, PollOutcome, Watcher
+
+__all__ = ["as_json", "as_text", "exit_status", "run", "shrunk"]
+
+UNKNOWN: Final = 3
+_STATUS: Final = {Severity.NONE: 0, Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+_UNKNOWN_VERDICTS: Final = frozenset({"metrics_missing", "data_untrusted", "starting"})
+# Windows that wait for something to last take this share of the time there is.
+_SHARE: Final = 0.75
+_ACCESS_LOG: Final = (
+    "Each poll left a line in vLLM's access log, unless it runs with"
+    " --disable-access-log-for-endpoints /metrics"
+)
+
+
+def shrunk(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
+    """Windows that fit into the time there is; verdicts that need longer are then told from less."""
+    most = max(1.0, _SHARE * seconds)
+    return replace(
+        analysis,
+        hold=0.0,
+        queue_window=min(analysis.queue_window, most),
+        stall_after=min(analysis.stall_after, most),
+        deadlock_after=min(analysis.deadlock_after, most),
+        held_after=min(analysis.held_after, most),
+    )
+
+
+async def run(config: Config, seconds: float, progress: Callable[[str], None]) -> TargetReading | None:
+    """Poll for some seconds; returns the last reading, None when no poll ended.
+
+    Args:
+        config: whose target, pace and thresholds count.
+        seconds: how long.
+        progress: gets a line after every poll.
+    """
+    target = config.targets[0]
+    last: list[TargetReading] = []
+    start = time.monotonic()
+    pipeline = Pipeline(
+        shrunk(config.analysis, seconds), target.facts, config.poll.interval, config.engine.args
+    )
+    prober = Prober.of(target, config.poll)
+
+    def note(outcome: PollOutcome) -> None:
+        last[:] = [outcome.reading]
+        if outcome.reading.up:
+            prober.seen(pipeline.restarts)
+        pipeline.probed = prober.probed
+        progress(f"{time.monotonic() - start:5.1f}s of {seconds:g}s  {headline(outcome.reading)}")
+
+    client = MetricsClient(target, config.poll)
+    watcher = Watcher(client, pipeline, Pace(config.poll.interval), note)
+    tasks = [asyncio.create_task(watcher.run()), asyncio.create_task(prober.run())]
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await client.close()
+    await prober.close()
+    return last[0] if last else None
+
+
+def exit_status(reading: TargetReading | None) -> int:
+    """0 good, 1 warning, 2 critical, 3 unknown."""
+    if reading is None or reading.good_at is None:
+        return UNKNOWN
+    judgements = [
+        (engine.judgement.severity, engine.judgement.verdict) for engine in reading.engines.values()
+    ]
+    judgements.append((reading.judgement.severity, reading.judgement.verdict))
+    severities = [severity for severity, _ in judgements] + [
+        model.severity for model in reading.models.values()
+    ]
+    worst = max(severities)
+    if worst < Severity.CRITICAL and any(verdict in _UNKNOWN_VERDICTS for _, verdict in judgements):
+        return UNKNOWN
+    return _STATUS[worst]
+
+
+def as_json(config: Config, reading: TargetReading | None, seconds: float) -> str:
+    """The report as one JSON object."""
+    now = reading.t if reading is not None else 0.0
+    shown = status_object(shown_url(config.targets[0].url), reading, now)
+    return json.dumps(
+        {"seconds": seconds, "exit_status": exit_status(reading), **shown}, indent=2, allow_nan=False
+    )
+
+
+def as_text(config: Config, reading: TargetReading | None, seconds: float, paint: Paint) -> str:
+    """The report for people."""
+    lines = [f"{shown_url(config.targets[0].url)}, watched for {seconds:g} s"]
+    if seconds < config.analysis.window:
+        sure, here = config.analysis.stall_after, shrunk(config.analysis, seconds).stall_after
+        lines.append(
+            f"Rates are over what was seen, and what takes {sure:g} s to be told for sure is told after"
+            f" {here:g} s here; --for 2m is surer."
+        )
+    if reading is None:
+        lines.append("No poll ended in that time.")
+    else:
+        lines += report(reading, paint)
+    return "\n".join([*lines, "", _ACCESS_LOG])

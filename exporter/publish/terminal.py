@@ -1,0 +1,165 @@
+"""Verdicts for a terminal: what is the matter, why, what to change and what not, in the catalogue's words."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
+from exporter.analysis.conditions import Evidence
+from exporter.analysis.fixes import Advice
+from exporter.engine import EngineReading
+from exporter.pipeline import TargetReading
+from exporter.report import engine_names
+
+__all__ = ["Paint", "coloured", "headline", "plain", "report"]
+
+Paint = Callable[[str, Severity], str]
+
+_COLOURS: Final = {
+    Severity.INFO: "36",
+    Severity.WARNING: "33",
+    Severity.CRITICAL: "1;31",
+    Severity.NONE: "32",
+}
+# The first fixes are explained; of the others a tired person wants to know that they exist.
+_IN_FULL: Final = 3
+_SHARES: Final = ("_ratio", "_share")
+_SHOWN_SIGNALS: Final = (
+    ("kv_usage_ratio", "KV usage"),
+    ("kv_usage_max_ratio", "highest"),
+    ("requests_running", "running"),
+    ("requests_waiting", "waiting"),
+    ("preemptions_per_second", "preemptions/s"),
+    ("preemptions_per_finished_request", "per finished request"),
+    ("generation_tokens_per_second", "tokens/s"),
+)
+
+
+def plain(text: str, _severity: Severity) -> str:
+    """No colour."""
+    return text
+
+
+def coloured(text: str, severity: Severity) -> str:
+    """The severity's colour, for a terminal."""
+    return f"\x1b[{_COLOURS[severity]}m{text}\x1b[0m"
+
+
+def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
+    """All that is said of a target, line by line."""
+    table = catalogue.load()
+    judgement = reading.judgement
+    if judgement.verdict != "healthy" or not reading.engines:
+        entry = table.verdicts[judgement.verdict]
+        yield f"Target: {paint(_title(judgement.verdict), judgement.severity)}"
+        yield f"  {entry.summary}"
+        if reading.error:
+            yield f"  last poll: {reading.error}"
+        yield from _todo(tuple(table.fixes[name].action for name in judgement.fixes))
+    for finding in judgement.findings:
+        yield f"Target: {paint(_title(finding), judgement.severity)}"
+        yield f"  {table.findings[finding].summary}"
+    for name, engine in engine_names(reading).items():
+        yield ""
+        yield from _engine(name, engine, paint)
+    for model, of_model in reading.models.items():
+        for finding in of_model.findings:
+            yield ""
+            yield f"Model {_inert(model)}: {paint(_title(finding), of_model.severity)}"
+            yield f"  {table.findings[finding].summary}"
+            yield from _todo(tuple(table.fixes[fix].action for fix in of_model.fixes))
+
+
+def headline(reading: TargetReading) -> str:
+    """One line: the worst that is said."""
+    worst = [engine.judgement for engine in reading.engines.values()]
+    named = [(judgement.severity, judgement.verdict) for judgement in worst]
+    severity, verdict = max([*named, (reading.judgement.severity, reading.judgement.verdict)])
+    return f"{_title(verdict)} ({severity.value})"
+
+
+def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
+    table = catalogue.load()
+    judgement = engine.judgement
+    entry = table.verdicts[judgement.verdict]
+    said = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
+    yield f"{_inert(engine.key.model)} engine {_inert(name)}: {said}"
+    yield f"  {entry.summary}"
+    known = engine.signals.known()
+    yield "  " + ", ".join(
+        f"{title} {number(signal, known[signal])}" for signal, title in _SHOWN_SIGNALS if signal in known
+    )
+    if judgement.evidence:
+        yield "Why"
+        for evidence in judgement.evidence:
+            yield f"  {_evidence(evidence)}"
+    for finding in engine.findings:
+        found = table.findings.get(finding) or table.verdicts[finding]
+        yield f"  also {_title(finding)}: {found.summary}"
+    if engine.advised.fixes:
+        yield "What to change, best first"
+        for rank, advice in enumerate(engine.advised.fixes, start=1):
+            yield _advice_line(rank, advice)
+            if rank <= _IN_FULL:
+                yield from _advice_details(advice)
+    if engine.advised.withheld:
+        yield "What will not help"
+        for each in engine.advised.withheld:
+            yield f"  {table.fixes[each.fix].title}: {each.reason}"
+
+
+def _advice_line(rank: int, advice: Advice) -> str:
+    fix = catalogue.load().fixes[advice.fix]
+    flag = f"   {advice.flag}" if advice.flag else ""
+    enough = {True: "  (suffices alone)", False: "  (does not suffice alone)", None: ""}[advice.suffices]
+    return f"  {rank}. {fix.title}{flag}{enough}"
+
+
+def _advice_details(advice: Advice) -> Iterator[str]:
+    fix = catalogue.load().fixes[advice.fix]
+    yield f"     {fix.action}"
+    if advice.gain is not None:
+        inputs = ", ".join(f"{name} {_input(name, value)}" for name, value in advice.inputs.items())
+        yield f"     gain {advice.gain:.2f}x{f' from {inputs}' if inputs else ''}"
+    for text in (advice.note, advice.missing and f"No number: {advice.missing}."):
+        if text:
+            yield f"     {text}"
+    yield f"     Risk: {fix.risk}"
+
+
+def _todo(actions: tuple[str, ...]) -> Iterator[str]:
+    if actions:
+        yield "What to do"
+        for rank, action in enumerate(actions, start=1):
+            yield f"  {rank}. {action}"
+
+
+def _evidence(evidence: Evidence) -> str:
+    threshold = (
+        "" if evidence.threshold is None else f" (threshold {number(evidence.signal, evidence.threshold)})"
+    )
+    return f"{evidence.signal} {number(evidence.signal, evidence.value)}{threshold}"
+
+
+def _input(name: str, value: float | str) -> str:
+    return value if isinstance(value, str) else number(name, value)
+
+
+def number(name: str, value: float) -> str:
+    """A number as people read it, by the unit that its name ends with."""
+    if name.endswith(_SHARES) and value <= 1 and name != "need_ratio":
+        return f"{value:.0%}"
+    if name.endswith("_seconds"):
+        return f"{value:.0f} s" if value >= 10 else f"{value:.3g} s"  # noqa: PLR2004
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"  # noqa: PLR2004
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _inert(text: str) -> str:
+    """Names come from the server; control characters would move the cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
