@@ -18,6 +18,7 @@ check: setup
 	$(PY) -m pytest -q -m "not programs"
 
 test: check
+	@.ci/programs
 	$(PY) -m pytest -q -m programs
 
 format: setup

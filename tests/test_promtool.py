@@ -1,0 +1,89 @@
+"""The exported text by Prometheus' own checker."""
+
+import shutil
+import subprocess
+
+import bodies
+import pytest
+import recorded
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from running import ANYWHERE, FAST, Command, Upstream, until
+
+from exporter.config import AnalysisConfig
+from exporter.pipeline import Pipeline, TargetReading
+from exporter.publish.metrics import ReadingCollector
+from exporter.publish.own import OwnMetrics
+from exporter.vllm.client import Answer
+from exporter.watch import PollOutcome
+
+pytestmark = pytest.mark.programs
+
+
+def check(text: bytes) -> tuple[int, str]:
+    """Let promtool read a text: its exit status, and all that it finds wrong or advises."""
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing; `.ci/programs` installs it"
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, timeout=30, check=False
+    )
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
+def text_of(reading: TargetReading | None) -> bytes:
+    """All that the exporter shows of a reading and of itself."""
+    registry = CollectorRegistry(auto_describe=False)
+    own = OwnMetrics()
+    if reading is not None:
+        own.poll(PollOutcome(Answer(b"", None), reading, 1.0, 0))
+        registry.register(ReadingCollector(lambda: reading, lambda: reading.t, lambda: 1.7e9))
+    own.collect_error("up")
+    registry.register(own)
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+def test_a_fault_is_found():
+    """The check itself works: it finds a counter without its ending."""
+    status, said = check(b"# HELP x X.\n# TYPE x counter\nx 1\n")
+    assert status != 0
+    assert "_total" in said
+
+
+STORIES = {
+    "nothing": lambda: None,
+    "storm": lambda: recorded.replayed(recorded.EXHAUSTION)[120],
+    "storm of 0.32": lambda: recorded.replayed("0.32.0-exhaustion")[100],
+    "two engines": lambda: recorded.replayed(recorded.TWO_ENGINES)[-1],
+    "two API servers": lambda: recorded.replayed(recorded.TWO_API_SERVERS)[40],
+    "down": lambda: recorded.at(recorded.replayed(recorded.RESTART), 90.0),
+    "never up": lambda: recorded.replayed(recorded.RESTART)[3],
+    "no statistics": lambda: fed(recorded.idle("0.26.0", "stats-disabled")),
+    "idle": lambda: fed(recorded.idle("0.32.0")),
+    "a strange name": lambda: fed(bodies.body(bodies.engine(model="a{b}=\\'c 模型", kv=0.5, preemptions=1))),
+}
+
+
+def fed(body: bytes) -> TargetReading:
+    """The reading of one body, polled twice."""
+    pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
+    pipeline.feed(0.0, body)
+    return pipeline.feed(1.0, body)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_promtool_accepts_the_text(story):
+    """Without a single piece of advice."""
+    assert check(text_of(STORIES[story]())) == (0, "")
+
+
+def test_promtool_accepts_what_the_command_serves(tmp_path):
+    """The very bytes that a scrape gets."""
+    with (
+        Upstream() as upstream,
+        Command(tmp_path, "--target.url", upstream.url, *ANYWHERE, *FAST) as command,
+    ):
+        until(lambda: command.metric("vllm_pressure_up"), "the first poll")
+        text = command.get("/metrics")
+        command.stop()
+    assert check(text.encode()) == (0, "")

@@ -1,0 +1,334 @@
+"""When polls start, and that nothing ends the loop that makes them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import bodies
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.config import AnalysisConfig
+from exporter.pipeline import Pipeline
+from exporter.vllm.client import Answer
+from exporter.watch import JUDGED_POLLS, PATIENT_FAILURES, SLOWEST_SECONDS, Pace, Watcher
+
+BODY = bodies.body(bodies.engine(running=3, waiting=0, kv=0.4, preemptions=0))
+
+
+def pace(interval: float = 1.0, jitter: float = 0.0) -> Pace:
+    """A pace whose jitter is known."""
+    return Pace(interval, lambda: jitter)
+
+
+def polled(one: Pace, seconds: float, times: int = 1, start: float = 0.0) -> float:
+    """Some good polls that all take as long; when the next is due."""
+    for _ in range(times):
+        start = one.after(start, start + seconds, seconds, good=True)
+    return start
+
+
+def failed(one: Pace, times: int, start: float = 0.0) -> list[float]:
+    """The waits after some polls that fail at once."""
+    waits = []
+    for _ in range(times):
+        due = one.after(start, start, 0.0, good=False)
+        waits.append(round(due - start, 6))
+        start = due
+    return waits
+
+
+# Pace
+
+
+def test_a_schedule_does_not_drift():
+    """However long polls take, if less than the interval: the thousandth starts on its second."""
+    one, start = pace(), 0.0
+    for number in range(1000):
+        took = 0.05 if number % 3 else 0.09
+        start = one.after(start, start + took, took, good=True)
+    assert start == 1000.0
+    assert one.skipped == 0
+
+
+def test_a_poll_that_starts_late_does_not_shift_the_schedule():
+    """The loop was busy for 0.4 s before the poll began: the next one is due when it always was."""
+    assert pace().after(10.0, 10.45, 0.05, good=True) == 11.0
+
+
+def test_starts_that_have_passed_are_left_out_and_counted():
+    """They are not made up for in a burst."""
+    one = pace()
+    assert one.after(10.0, 12.5, 2.5, good=True) == 13.0
+    assert one.skipped == 2
+
+
+def test_a_server_that_fails_is_asked_at_the_usual_pace_at_first():
+    """A blink is seen to end at once."""
+    assert failed(pace(), PATIENT_FAILURES) == [1.0] * PATIENT_FAILURES
+
+
+def test_a_server_that_stays_down_is_asked_ever_more_slowly():
+    """The wait doubles up to five seconds."""
+    assert failed(pace(), PATIENT_FAILURES + 4)[PATIENT_FAILURES:] == [2.0, 4.0, 5.0, 5.0]
+
+
+def test_waits_of_backing_off_are_spread():
+    """Many exporters must not come back in step: up to a fifth of the wait is taken off at random."""
+    assert failed(pace(jitter=1.0), PATIENT_FAILURES + 4)[PATIENT_FAILURES:] == [1.6, 3.2, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("interval", [5.0, 10.0, 60.0])
+def test_backing_off_never_means_to_ask_more_often(interval):
+    """Not even by jitter."""
+    assert min(failed(pace(interval, jitter=1.0), PATIENT_FAILURES + 4)) == interval
+
+
+def test_one_good_poll_ends_backing_off():
+    """Then the patience is whole again."""
+    one = pace()
+    failed(one, PATIENT_FAILURES + 4)
+    assert polled(one, 0.01) == 1.0
+    assert failed(one, PATIENT_FAILURES) == [1.0] * PATIENT_FAILURES
+
+
+def test_a_failing_poll_that_took_longer_than_the_interval_skips_starts_too():
+    """A time-out of three seconds at an interval of one."""
+    one = pace()
+    assert one.after(10.0, 13.0, 3.0, good=False) == 14.0
+    assert one.skipped == 3
+
+
+def test_a_server_that_answers_slowly_is_asked_every_five_seconds():
+    """Slowly is: the median of the last ten polls took more than a tenth of the interval."""
+    one = pace()
+    assert polled(one, 0.11, JUDGED_POLLS) == JUDGED_POLLS - 1 + SLOWEST_SECONDS
+    assert one.interval == SLOWEST_SECONDS
+
+
+def test_nothing_is_judged_before_ten_polls():
+    """Servers are slow when they start."""
+    one = pace()
+    polled(one, 0.5, JUDGED_POLLS - 1)
+    assert one.interval == 1.0
+
+
+def test_a_few_slow_polls_change_nothing():
+    """In a storm a real server took over 100 ms in 6 % of the polls, and 2 s at the worst."""
+    one = pace()
+    for _ in range(20):
+        polled(one, 2.0)
+        polled(one, 0.015, 3)
+    assert one.interval == 1.0
+
+
+def test_a_server_that_is_fast_again_is_asked_at_the_usual_pace_again():
+    """Judged in the same way, by ten polls of the slow pace."""
+    one = pace()
+    polled(one, 0.3, JUDGED_POLLS)
+    polled(one, 0.01, JUDGED_POLLS - 1)
+    assert one.interval == SLOWEST_SECONDS
+    assert polled(one, 0.01) == 1.0
+    assert one.interval == 1.0
+
+
+def test_a_server_on_the_border_changes_the_pace_at_every_tenth_poll_at_most():
+    """Each change is a line in the log."""
+    one, changes = pace(), 0
+    for number in range(100):
+        before = one.interval
+        polled(one, 0.101 if number % 2 else 0.0999)
+        changes += one.interval != before
+    assert changes <= 100 / JUDGED_POLLS
+
+
+def test_an_interval_longer_than_five_seconds_stays():
+    """There the slow pace is no slower."""
+    one = pace(30.0)
+    polled(one, 10.0, JUDGED_POLLS)
+    assert one.interval == 30.0
+
+
+@given(
+    interval=st.floats(0.1, 60.0),
+    jitter=st.floats(0.0, 1.0),
+    polls=st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 10.0), st.booleans()), max_size=40),
+)
+def test_the_next_poll_is_never_in_the_past_and_never_far_away(interval, jitter, polls):
+    """Now at the earliest; at the latest after five seconds, or the interval where that is longer."""
+    one, start = pace(interval, jitter), 0.0
+    for took, late, good in polls:
+        now = start + late + took
+        start = one.after(start, now, took, good=good)
+        assert now - 1e-6 <= start <= now + max(interval, SLOWEST_SECONDS) + 1e-6
+
+
+# Watcher
+
+
+class World:
+    """A clock that moves only when somebody waits, and a server whose answers are known.
+
+    An answer is a body, the word of an error, or something to call. After the last one the watcher is
+    cancelled.
+    """
+
+    def __init__(self, *answers: bytes | str | Callable[[], Answer], took: float = 0.02) -> None:
+        self.now = 0.0
+        self.asked: list[float] = []
+        self.outcomes = []
+        self._answers = list(answers)
+        self._took = took
+
+    def clock(self) -> float:
+        """The time."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    async def fetch(self) -> Answer:
+        """Give the next answer."""
+        if not self._answers:
+            raise asyncio.CancelledError
+        self.asked.append(self.now)
+        self.now += self._took
+        answer = self._answers.pop(0)
+        if callable(answer):
+            return answer()
+        if isinstance(answer, bytes):
+            return Answer(answer, None, seconds=self._took)
+        return Answer(None, answer, "a detail", self._took)
+
+    def watch(self, pipeline=None, on_outcome=None) -> None:
+        """Run a watcher until there are no answers left."""
+        watcher = Watcher(
+            self,
+            pipeline or Pipeline(AnalysisConfig(), {}, 1.0),
+            Pace(1.0, lambda: 0.0),
+            on_outcome or self.outcomes.append,
+            self.clock,
+            self.sleep,
+        )
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(watcher.run())
+
+
+@pytest.fixture
+def lines(caplog):
+    """Level and text of each line that the watcher logs."""
+    caplog.set_level(logging.INFO, "exporter.watch")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_every_poll_becomes_an_outcome():
+    """With the answer, what was made of it, and when."""
+    world = World(BODY, "timeout", BODY)
+    world.watch()
+    assert world.asked == [0.0, 1.0, 2.0]
+    assert [one.reading.error for one in world.outcomes] == [None, "timeout", None]
+    assert [one.reading.t for one in world.outcomes] == pytest.approx([0.02, 1.02, 2.02])
+    assert [one.interval for one in world.outcomes] == [1.0] * 3
+
+
+def test_skipped_starts_are_told_once():
+    """By the poll that took too long."""
+    world = World(BODY, BODY, took=2.5)
+    world.watch()
+    assert [one.skipped for one in world.outcomes] == [2, 2]
+    assert world.asked == [0.0, 3.0]
+
+
+def test_one_line_is_logged_per_change_of_state(lines):
+    """Not one per poll: a server that is down for a night is two lines."""
+    world = World(BODY, BODY, *["timeout"] * 20, *["http_503"] * 20, BODY, BODY)
+    world.watch()
+    assert lines() == [
+        ("INFO", "target up engines=1 seconds=0.020"),
+        ("WARNING", "target down error=timeout detail='a detail'"),
+        ("WARNING", "target down error=http_503 detail='a detail'"),
+        ("INFO", "target up engines=1 seconds=0.020"),
+    ]
+
+
+def test_a_body_that_is_no_metrics_text_is_down_with_a_name(lines):
+    """A login page with status 200, say."""
+    world = World(b"<html></html>", b"<html></html>")
+    world.watch()
+    assert [one.reading.error for one in world.outcomes] == ["unreadable_body"] * 2
+    assert lines() == [("WARNING", "target down error=unreadable_body detail=''")]
+
+
+def test_a_change_of_pace_is_logged_and_lengthens_how_long_a_reading_holds(lines):
+    """Polled every five seconds a reading holds for fifteen, or it would vanish between polls."""
+    world = World(*[BODY] * 12, took=0.3)
+    world.watch()
+    assert ("WARNING", "server answers slowly, polling less often interval=5s") in lines()
+    assert [one.reading.max_age for one in world.outcomes][-1] == 15.0
+    assert world.asked[-1] - world.asked[-2] == pytest.approx(5.0)
+
+
+def test_a_server_that_is_fast_again_is_logged(lines):
+    """As information: nobody has to look."""
+    world = World(*[BODY] * 10, took=0.3)
+    fast = [lambda: Answer(BODY, None, seconds=0.01)] * 10
+    world._answers += fast
+    world.watch()
+    assert lines()[-1] == ("INFO", "server answers fast again interval=1s")
+
+
+def test_a_fault_in_the_pipeline_costs_its_poll_only(lines):
+    """And is logged once, with where it came from, however often it comes."""
+    real = Pipeline(AnalysisConfig(), {}, 1.0)
+    broken = [True]
+
+    def feed(t, body, error):
+        if broken[0]:
+            raise KeyError("a bug")
+        return real.feed(t, body, error)
+
+    def mended():
+        broken[0] = False
+        return Answer(BODY, None)
+
+    world = World(BODY, BODY, BODY, mended, BODY)
+    world.watch(SimpleNamespace(feed=feed, paced=real.paced))
+    assert len(world.asked) == 5
+    assert len(world.outcomes) == 2
+    assert [level for level, _ in lines()] == ["ERROR", "INFO"]
+
+
+def test_a_fault_of_whoever_takes_the_outcomes_costs_its_poll_only(lines, caplog):
+    """It is logged once, beside the one line that the target is up."""
+
+    def take(_outcome):
+        raise ValueError("a bug")
+
+    world = World(*[BODY] * 6)
+    world.watch(on_outcome=take)
+    assert len(world.asked) == 6
+    assert [level for level, _ in lines()] == ["INFO", "ERROR"]
+    assert "a bug" in caplog.text
+
+
+def test_a_watcher_is_cancelled_in_the_middle_of_a_poll():
+    """At once, without an outcome of the poll that was under way."""
+    outcomes = []
+
+    class Hanging:
+        async def fetch(self):
+            await asyncio.get_running_loop().create_future()
+
+    async def scenario():
+        pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
+        task = asyncio.create_task(Watcher(Hanging(), pipeline, pace(), outcomes.append).run())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert outcomes == []
