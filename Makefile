@@ -3,7 +3,7 @@
 # make check   the two-minute loop: format, lint, types, tests that need only Python
 PY := .venv/bin/python
 
-.PHONY: setup demo check test format bench lock
+.PHONY: setup demo check test format bench docs lock
 
 setup:
 	@.ci/setup
@@ -28,7 +28,10 @@ format: setup
 bench: setup
 	$(PY) -m bench
 
+docs: setup
+	$(PY) -m exporter.publish.reference .
+
 lock: setup
 	$(PY) -m pip install -q uv
-	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --extra test \
+	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra test \
 	  --upgrade pyproject.toml --output-file requirements-test.lock

@@ -1,0 +1,109 @@
+"""The generated pages of the documentation: each is a table of the program, written out.
+
+``python -m exporter.publish.reference`` rewrites them; a test proves that they are current.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.config import reference
+from exporter.publish.metrics import EXPORTER_METRICS, METRICS, MetricRow
+
+__all__ = ["PAGES", "current", "main", "rewritten"]
+
+_BEGIN: Final = "<!-- begin {name} (generated) -->"
+_END: Final = "<!-- end {name} -->"
+
+
+def verdict_table() -> str:
+    """Every verdict with its severity and what it means, in order of precedence."""
+    rows = ["| verdict | severity | meaning | fixes considered |", "|---|---|---|---|"]
+    for verdict in catalogue.load().verdicts.values():
+        fixes = ", ".join(f"`{name}`" for name in verdict.fixes) or "none needed"
+        rows.append(f"| `{verdict.name}` | {verdict.severity.value} | {verdict.summary} | {fixes} |")
+    return "\n".join(rows) + "\n"
+
+
+def finding_table() -> str:
+    """Every finding with what it means."""
+    rows = ["| finding | of | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{finding.name}` | {finding.scope} | {finding.summary} |"
+        for finding in catalogue.load().findings.values()
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def fix_table() -> str:
+    """Every fix with its flag, its effect and its risk."""
+    rows = ["| fix | flag | what it does to the KV cache | risk |", "|---|---|---|---|"]
+    for fix in catalogue.load().fixes.values():
+        flag = f"`{fix.flag.replace('{value}', 'N')}`" if fix.flag else "-"
+        since = f" (vLLM {fix.since}+)" if fix.since else ""
+        rows.append(f"| `{fix.name}` | {flag}{since} | {fix.effect} | {fix.risk} |")
+    return "\n".join(rows) + "\n"
+
+
+def metric_table() -> str:
+    """Every exported metric with its type, labels and help."""
+    return "\n".join(_metric_rows(METRICS)) + "\n"
+
+
+def own_metric_table() -> str:
+    """The exporter's metrics about itself."""
+    return "\n".join(_metric_rows(EXPORTER_METRICS)) + "\n"
+
+
+def _metric_rows(rows: tuple[MetricRow, ...]) -> Iterator[str]:
+    yield "| metric | type | labels | help |"
+    yield "|---|---|---|---|"
+    for row in rows:
+        labels = ", ".join(f"`{label}`" for label in row.labels) or "-"
+        yield f"| `{row.series}` | {row.type} | {labels} | {row.help} |"
+
+
+_TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "verdicts": verdict_table,
+    "findings": finding_table,
+    "fixes": fix_table,
+    "metrics": metric_table,
+    "exporter metrics": own_metric_table,
+    "configuration": reference,
+}
+# Files that hold generated tables, from the repository's root.
+PAGES: Final = ("docs/verdicts.md", "docs/metrics.md", "docs/configuration.md")
+
+
+def rewritten(text: str) -> str:
+    """A page with each of its generated tables written anew.
+
+    Raises:
+        ValueError: a marker names no table, or is not closed.
+    """
+    for name in re.findall(r"<!-- begin ([a-z ]+) \(generated\) -->", text):
+        begin, end = _BEGIN.format(name=name), _END.format(name=name)
+        if name not in _TABLES or end not in text:
+            raise ValueError(f"expected a known table with its end, got {name!r}")
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n{_TABLES[name]()}{end}{rest.partition(end)[2]}"
+    return text
+
+
+def current(root: Path) -> list[str]:
+    """The pages that are not as they would be written now."""
+    return [page for page in PAGES if (text := (root / page).read_text(encoding="utf-8")) != rewritten(text)]
+
+
+def main(root: Path) -> None:
+    """Rewrite all pages."""
+    for page in PAGES:
+        path = root / page
+        path.write_text(rewritten(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

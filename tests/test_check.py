@@ -1,0 +1,135 @@
+"""``check``: one shot at a server, a report, and an exit status that monitoring can use."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from recorded import EXHAUSTION, polls, replayed
+from running import Upstream
+
+from exporter import check, loop
+from exporter.analysis.catalogue import Severity
+from exporter.cli import main
+from exporter.config import AnalysisConfig
+from exporter.publish.terminal import coloured, number, plain, report
+
+
+@pytest.fixture(scope="module")
+def storm():
+    """The reading in the middle of a storm."""
+    return next(
+        reading
+        for t, reading in zip((p.t for p in polls(EXHAUSTION)), replayed(EXHAUSTION), strict=True)
+        if t > 60
+    )
+
+
+def run(capsys, *arguments):
+    """The command's exit status, what it printed and what it complained of."""
+    status = main(["check", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_a_calm_server_is_exit_status_0(capsys):
+    """An idle engine is healthy."""
+    body = polls("0.26.0-calm")[0].body
+    with Upstream(body) as upstream:
+        status, out, _ = run(capsys, upstream.url, "--for", "1s", "--poll.interval", "0.2")
+    assert status == 0
+    assert "engine 0: healthy (none)" in out
+    assert out.rstrip().endswith("--disable-access-log-for-endpoints /metrics")
+
+
+def test_nothing_that_answers_is_exit_status_3(capsys):
+    """Unknown, not good."""
+    status, out, _ = run(capsys, "http://127.0.0.1:9/metrics", "--for", "0.5s", "--poll.interval", "0.2")
+    assert status == 3
+    assert "connection_refused" in out
+
+
+def test_a_server_without_statistics_is_exit_status_3_and_says_what_to_do(capsys):
+    """The metrics are missing, so nothing is known."""
+    with Upstream(b"# TYPE python_info gauge\npython_info 1.0\n") as upstream:
+        status, out, _ = run(capsys, upstream.url, "--for", "0.5s", "--poll.interval", "0.2")
+    assert status == 3
+    assert "metrics missing" in out
+    assert "--disable-log-stats" in out
+
+
+def test_bad_usage_is_no_verdict(capsys):
+    """2 is critical for whoever reads the status; a slip in the command line is unknown."""
+    assert run(capsys, "http://127.0.0.1:9/metrics", "--for", "soon")[0] == 3
+    assert run(capsys, "no-url-at-all")[0] == 3
+
+
+def test_json_is_one_object(capsys):
+    """The same as in the API, with the exit status."""
+    body = polls("0.26.0-calm")[0].body
+    with Upstream(body) as upstream:
+        status, out, _ = run(capsys, upstream.url, "--for", "0.5s", "--json", "--poll.interval", "0.2")
+    shown = json.loads(out)
+    assert status == shown["exit_status"] == 0
+    assert shown["engines"]["0"]["verdict"] == "healthy"
+
+
+def test_a_storm_is_reported_with_evidence_and_ranked_flags(storm):
+    """What is the matter, why, what to change and what not."""
+    text = "\n".join(report(storm))
+    assert "preemption thrash (critical)" in text
+    assert "preemptions_per_finished_request" in text
+    assert "1. Let fewer requests run at once   --max-num-seqs" in text
+    assert "What will not help" in text
+    assert "Compute fewer tokens per step" in text
+    assert check.exit_status(storm) == 2
+
+
+def test_colour_is_only_an_addition(storm):
+    """The coloured report says the same."""
+    painted = "\n".join(report(storm, coloured))
+    assert "\x1b[1;31m" in painted
+    bare = painted
+    for severity in Severity:
+        bare = bare.replace(coloured("", severity)[: -len("\x1b[0m")], "")
+    assert bare.replace("\x1b[0m", "") == "\n".join(report(storm, plain))
+
+
+def test_windows_shrink_to_the_time_there_is():
+    """In 12 s nothing can have lasted for a minute; long checks keep the usual windows."""
+    usual = AnalysisConfig()
+    short = check.shrunk(usual, 12)
+    assert short.stall_after == short.deadlock_after == short.queue_window == 9
+    assert check.shrunk(usual, 300).stall_after == usual.stall_after
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("kv_usage_ratio", 0.953, "95%"),
+        ("need_ratio", 0.5, "0.5"),
+        ("queue_time_mean_seconds", 0.0139, "0.0139 s"),
+        ("progress_idle_seconds", 63.2, "63 s"),
+        ("requests_running", 8.0, "8"),
+        ("preemptions_per_second", 5.1834, "5.18"),
+        ("kv_free_tokens", 45123.4, "45123"),
+    ],
+)
+def test_numbers_read_by_their_unit(name, value, text):
+    """The end of a name is its unit."""
+    assert number(name, value) == text
+
+
+def test_control_characters_of_the_server_are_inert(storm):
+    """A model's name cannot move the cursor."""
+    key, engine = next(iter(storm.engines.items()))
+    hostile = replace(engine, key=key._replace(model="\x1b[2Jm"))
+    assert "\x1b" not in "\n".join(report(replace(storm, engines={hostile.key: hostile})))
+
+
+def test_the_loop_ends_with_its_work():
+    """Whatever threads still look names up."""
+
+    async def work():
+        return 7
+
+    assert loop.run(work()) == 7
