@@ -4,11 +4,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bench import Row, reader, serve
+from bench import Row, page, reader, serve, simulator
 
 BENCHMARKS: Final[Mapping[str, Callable[[], list[Row]]]] = {
     "reader": reader.run,
     "serve": serve.run,
+    "simulator": simulator.run,
+    "page": page.run,
 }
 
 

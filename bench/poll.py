@@ -7,8 +7,10 @@ from pathlib import Path
 
 from bench import Row
 from exporter.analysis.history import History
+from exporter.analysis.limits import Limits
 from exporter.analysis.signals import compute
 from exporter.config import AnalysisConfig
+from exporter.engine import Engine
 from exporter.pipeline import Pipeline
 from exporter.recording import Header, Poll, read
 from exporter.vllm.exposition import Reader
@@ -24,12 +26,15 @@ def run() -> list[Row]:
     """
     header, *polls = read(RECORDING)
     signals: list[float] = []
+    verdicts: list[float] = []
     all_: list[float] = []
     for _ in range(ROUNDS):
         signals += _up_to_signals(header, polls)
+        verdicts += _verdicts(header, polls)
         all_ += _whole(header, polls)
     return [
         Row("body to signals, median", statistics.median(signals) * 1e6, "us", bar=350, side="at most"),
+        Row("verdict, findings and advice, median", statistics.median(verdicts) * 1e6, "us", 150, "at most"),
         Row("body to verdict and advice, median", statistics.median(all_) * 1e6, "us"),
         Row("the dearest of a hundred", statistics.quantiles(all_, n=100)[-1] * 1e6, "us"),
     ]
@@ -45,6 +50,22 @@ def _up_to_signals(header: Header, polls: list[Poll]) -> list[float]:
         history.observe(poll.t, snapshot, exposition.start_time)
         compute(history, header.config)
         seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def _verdicts(header: Header, polls: list[Poll]) -> list[float]:
+    """What judging costs beyond the signals, which it computes first: they are computed twice to see that."""
+    reader, engine, limits = Reader(), Engine(AnalysisConfig()), Limits(header.config)
+    seconds = []
+    for poll in polls:
+        exposition = reader.read(poll.body)
+        (snapshot,) = exposition.engines.values()
+        engine.observe(poll.t, snapshot, exposition.start_time, whole=True)
+        start = time.perf_counter()
+        compute(engine.history, header.config)
+        computed = time.perf_counter()
+        engine.judge(limits, sharing=1, lora=exposition.lora, imbalanced=False)
+        seconds.append(time.perf_counter() - computed - (computed - start))
     return seconds
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.baseline import Baseline
-from exporter.analysis.demand import held_context, need
+from exporter.analysis.demand import Held, held_context, need
 from exporter.analysis.findings import findings
 from exporter.analysis.fixes import Advised, advise
 from exporter.analysis.history import History
@@ -24,8 +24,9 @@ __all__ = ["ENGINE_VERDICTS", "Engine", "EngineReading"]
 
 # All verdicts that an engine may have; starting is of a target whose engines nobody has seen.
 ENGINE_VERDICTS: Final = tuple(name for name in catalogue.load().verdicts if name != "starting")
-# Numbers in an advice follow the load; while verdict and findings stay they are renewed this often.
-ADVISE_AGAIN_SECONDS: Final = 10.0
+# Numbers that follow the load are means of a minute; while verdict and findings stay they are renewed
+# this often.
+RENEW_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Engine:
         self._t: float | None = None
         self._verdict_seconds = dict.fromkeys(ENGINE_VERDICTS, 0.0)
         self._advised = Advised()
+        self._held: Held | None = None
         self._advised_for: object = None
         self._advised_at = 0.0
 
@@ -112,6 +114,7 @@ class Engine:
         situation = describe(history, signals, self._baseline, limits.facts, self._thresholds, lora)
         judgement = self._judge.judge(situation)
         found = findings(situation)
+        self._renew(situation, judgement.verdict, found, imbalanced=imbalanced)
         snapshot = history.snapshot
         assert snapshot is not None  # noqa: S101 (it was observed before)
         self.reading = EngineReading(
@@ -129,24 +132,25 @@ class Engine:
             restarts=history.restarts,
             verdict_seconds=self._verdict_seconds,
             findings=found,
-            advised=self._advise(situation, judgement.verdict, found, imbalanced=imbalanced),
+            advised=self._advised,
             limits=limits,
-            saturation=_saturation(situation),
+            saturation=_saturation(situation, self._held),
         )
         return self.reading
 
-    def age(self, t: float, max_age: float, *, missing: bool) -> EngineReading | None:
+    def age(self, t: float, max_age: float, *, missing: bool, answered: bool = False) -> EngineReading | None:
         """The reading after a poll that brought nothing of this engine: as it was, until it is too old.
 
         A body that lacks the engine says at once that its old values no longer hold; a failed poll
-        says nothing. None where there is no reading yet.
+        says nothing. An answer that is no metrics text says no more, but it is one: the server is there,
+        its metrics are not. None where there is no reading yet.
         """
         reading = self.reading
         if reading is None:
             return None
         self._spend(t)
         if missing or t - reading.seen_at > max_age:
-            judgement = self._judge.gone(t) if missing else self._judge.lost(t)
+            judgement = self._judge.gone(t) if missing or answered else self._judge.lost(t)
             reading = replace(
                 reading,
                 missing=missing,
@@ -168,21 +172,22 @@ class Engine:
             self._verdict_seconds = {**spent, verdict: spent[verdict] + t - self._t}
         self._t = t
 
-    def _advise(self, s: Situation, verdict: str, found: tuple[str, ...], *, imbalanced: bool) -> Advised:
+    def _renew(self, s: Situation, verdict: str, found: tuple[str, ...], *, imbalanced: bool) -> None:
+        """Compute anew what follows the load slowly: the advice, and what a request holds."""
         wanted = (verdict, found, imbalanced, s.facts)
-        if wanted != self._advised_for or s.t - self._advised_at >= ADVISE_AGAIN_SECONDS:
+        if wanted != self._advised_for or s.t - self._advised_at >= RENEW_SECONDS:
             self._advised = advise(s, verdict, found, imbalanced=imbalanced)
+            self._held = held_context(s)
             self._advised_for, self._advised_at = wanted, s.t
-        return self._advised
 
 
 # An engine in these does not set its own standard.
 _FREEZING: Final = frozenset({"preemption_thrash", "engine_stalled", "scheduler_deadlock", "decode_slow"})
 
 
-def _saturation(s: Situation) -> dict[str, float]:
+def _saturation(s: Situation, held: Held | None) -> dict[str, float]:
     """Need by resource over the window of rates, for autoscalers; full and fine is below 1."""
-    known = {"kv": need(s, held_context(s))}
+    known = {"kv": need(s, held)}
     start = s.history.start_of(s.t - s.limits.window)
     running, waiting = s.history.mean("requests_running", start), s.history.mean("requests_waiting", start)
     if s.seats and running is not None and waiting is not None:

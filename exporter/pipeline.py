@@ -12,6 +12,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.limits import Limits, merge
 from exporter.analysis.models import ModelWatch
+from exporter.analysis.observed import Observed, observe
 from exporter.analysis.target import TargetJudgement, TargetState, judge_target
 from exporter.config import AnalysisConfig, Fact
 from exporter.engine import Engine, EngineReading
@@ -111,6 +112,16 @@ class Pipeline:
         """Say that polls are `interval` seconds apart from now on: a reading holds for three of them."""
         self._interval = interval
 
+    def loads(self) -> Mapping[EngineKey, Observed]:
+        """What was asked lately of each engine that is known well enough; computed when it is asked for."""
+        loads = {}
+        for key, engine in self._engines.items():
+            if engine.reading is not None and key not in self._missing:
+                seen = observe(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
+                if seen is not None:
+                    loads[key] = seen
+        return loads
+
     def feed(self, t: float, body: bytes | None, error: str | None = None) -> TargetReading:
         """Take the outcome of one poll: a body, or the reason why there is none.
 
@@ -133,7 +144,7 @@ class Pipeline:
             error = error or "unknown"
         if exposition is None:
             for key, engine in self._engines.items():
-                engine.age(t, self._max_age, missing=key in self._missing)
+                engine.age(t, self._max_age, missing=key in self._missing, answered=body is not None)
         return self._reading(
             t, error, answered=body is not None, unreadable=exposition.unreadable if exposition else 0
         )

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from bodies import body, engine
 
+from exporter.analysis.fixes import Advice
+from exporter.analysis.situation import Situation, describe
 from exporter.config import AnalysisConfig
 from exporter.pipeline import EngineReading, ModelReading, Pipeline, TargetReading
 
@@ -95,7 +97,6 @@ class Stage:
         self._new = lambda: {name: Player(name, model, cache, absent) for name in engines}
         self._spell = spell or (lambda text: text)
         self.players = self._new()
-        self._parts: dict[str, Mapping[str, Part]] = {name: IDLE for name in self.players}
 
     def play(
         self, seconds: float, parts: Mapping[str, Mapping[str, Part]] | None = None, **part: Part
@@ -105,7 +106,7 @@ class Stage:
         An engine that has no part is not in the bodies.
         """
         begin, scene = self.now, []
-        given = parts if parts is not None else dict.fromkeys(self.players, {**IDLE, **part})
+        given = parts if parts is not None else dict.fromkeys(self.players, part)
         while self.now < begin + seconds - 1e-9:
             t = self.now - begin
             text = body(
@@ -172,6 +173,19 @@ def found(scene: Iterable[TargetReading], name: str = "0") -> set[str]:
 def fixes(reading: TargetReading, name: str = "0") -> list[str]:
     """The fixes advised for an engine, in order of rank."""
     return [advice.fix for advice in engine_of(reading, name).advised.fixes]
+
+
+def advice(reading: TargetReading, fix: str, name: str = "0") -> Advice:
+    """One fix that is advised for an engine."""
+    return next(each for each in engine_of(reading, name).advised.fixes if each.fix == fix)
+
+
+def situation(stage: Stage, name: str = "0") -> Situation:
+    """An engine's situation after the last poll, as its verdict was judged by."""
+    played = next(one for key, one in stage.pipeline._engines.items() if key.name == name)
+    reading = engine_of(stage.readings[-1], name)
+    facts = reading.limits.facts
+    return describe(played.history, reading.signals, played._baseline, facts, AnalysisConfig(), None)
 
 
 def withheld(reading: TargetReading, name: str = "0") -> set[str]:

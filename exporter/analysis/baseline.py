@@ -6,16 +6,17 @@ some other GPU or model.
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 from exporter.analysis.history import History
 
-__all__ = ["Baseline", "Slice"]
+__all__ = ["Baseline", "Pace", "Slice"]
 
 SLICE_SECONDS: Final = 20.0
 KEEP_SLICES: Final = 150  # fifty minutes
+KEEP_PACES: Final = 16
 LEVEL_SECONDS: Final = 1200.0
 LEAST_CALM: Final = 2
 # A slice says how many requests fit only if the cache was well used by them.
@@ -41,19 +42,35 @@ class Slice(NamedTuple):
     preemptions: float
 
 
+class Pace(NamedTuple):
+    """How long a token took in a slice, in seconds, and normally takes at such a load."""
+
+    at: float
+    seconds: float
+    normal: float
+
+    @property
+    def factor(self) -> float:
+        """How many times the normal."""
+        return self.seconds / self.normal
+
+
 class Baseline:
     """Keeps the slices of one engine.
 
     Attributes:
         level: tokens per second at work without preemption (with it, where there was no other time);
             None before enough of it was seen.
+        level_requests: how many requests that was with.
     """
 
-    __slots__ = ("_begin", "_slices", "level")
+    __slots__ = ("_begin", "_paces", "_slices", "level", "level_requests")
 
     def __init__(self) -> None:
         self.level: float | None = None
+        self.level_requests = 0.0
         self._slices: deque[Slice] = deque(maxlen=KEEP_SLICES)
+        self._paces: deque[Pace] = deque(maxlen=KEEP_PACES)
         self._begin: float | None = None
 
     def observe(self, history: History, *, frozen: bool) -> None:
@@ -70,21 +87,28 @@ class Baseline:
             return
         start = history.start_of(self._begin)
         if history.span(start) > 0:
-            self._slices.append(_slice(history, start))
+            self._take(_slice(history, start))
         self._begin = now
         if not frozen:
-            self.level = self._level(now)
+            self._settle(now)
 
-    def _level(self, now: float) -> float | None:
+    def _take(self, new: Slice) -> None:
+        self._slices.append(new)
+        normal = self.latency(new.running, new.kv_usage, new.prompt_rate)
+        if normal and not math.isnan(new.inter_token_seconds):
+            self._paces.append(Pace(new.at, new.inter_token_seconds, normal))
+
+    def _settle(self, now: float) -> None:
         recent = [
             each
             for each in self._slices
             if now - each.at <= LEVEL_SECONDS and each.running > 0 and not math.isnan(each.generation_rate)
         ]
-        calm = [each.generation_rate for each in recent if not each.preemptions]
-        if len(calm) >= LEAST_CALM:
-            return median(calm)
-        return median(each.generation_rate for each in recent) if len(recent) >= LEAST_BUSY else None
+        calm = [each for each in recent if not each.preemptions]
+        if len(calm) < LEAST_CALM:
+            calm = recent if len(recent) >= LEAST_BUSY else []
+        self.level = median(each.generation_rate for each in calm) if calm else None
+        self.level_requests = median(each.running for each in calm) if calm else 0.0
 
     def latency(self, running: float, kv_usage: float, prompt_rate: float) -> float | None:
         """Inter-token latency in seconds at about this load, of the better half of the past.
@@ -108,13 +132,16 @@ class Baseline:
 
     def calm_running(self) -> int:
         """The most requests that ran on average for some twenty seconds without a preemption."""
-        calm = [each.running for each in self._slices if each.preemptions == 0 and each.kv_usage >= CALM_KV]
+        calm = [
+            each.running
+            for each in self._slices
+            if each.preemptions == 0 and each.kv_usage >= CALM_KV and not math.isnan(each.running)
+        ]
         return int(max(calm, default=0.0))
 
-    def lately(self, count: int, holds: Callable[[Slice], bool]) -> bool:
-        """Whether something holds in each of the last `count` slices."""
-        last: Sequence[Slice] = list(self._slices)[-count:]
-        return len(last) == count and all(holds(each) for each in last)
+    def paces(self, since: float) -> Sequence[Pace]:
+        """The latency of the slices since a time, by what it was before; of loads that were seen before."""
+        return [pace for pace in self._paces if pace.at >= since]
 
 
 def _slice(history: History, start: int) -> Slice:

@@ -8,7 +8,7 @@ import enum
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -24,6 +24,7 @@ __all__ = [
     "Fix",
     "Severity",
     "Verdict",
+    "Watching",
     "load",
     "parse",
     "parse_text",
@@ -116,6 +117,16 @@ class Finding(_Entry):
 
 
 @dataclass(frozen=True, slots=True)
+class Watching(_Entry):
+    """That nobody watches any more: only Prometheus is left to tell it, so each has an alert."""
+
+    @property
+    def rule(self) -> str:
+        """The name of its alert."""
+        return self.alert or self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Fix:
     """Something an operator can change."""
 
@@ -139,11 +150,12 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Verdicts (in order of precedence), findings and fixes, each by name."""
+    """Verdicts (in order of precedence), findings, fixes and faults of the watching, each by name."""
 
     verdicts: Mapping[str, Verdict]
     findings: Mapping[str, Finding]
     fixes: Mapping[str, Fix]
+    watching: Mapping[str, Watching] = field(default_factory=dict)
 
     def entry(self, name: str) -> Verdict | Finding:
         """The verdict or finding of that name; KeyError where there is none."""
@@ -181,8 +193,9 @@ def parse(document: object) -> Catalogue:
     fixes = top.table("fixes", _fix)
     verdicts = top.table("verdicts", functools.partial(_verdict, known=fixes))
     findings = top.table("findings", functools.partial(_finding, known=fixes))
+    watching = top.table("watching", functools.partial(_watching, known=fixes)) if top.has("watching") else {}
     top.finish()
-    catalogue = Catalogue(verdicts, findings, fixes)
+    catalogue = Catalogue(verdicts, findings, fixes, watching)
     problems += _cross_problems(catalogue)
     if problems:
         raise CatalogueError(problems)
@@ -205,6 +218,10 @@ def _verdict(reader: "_Reader", name: str, known: Mapping[str, Fix]) -> Verdict:
 def _finding(reader: "_Reader", name: str, known: Mapping[str, Fix]) -> Finding:
     common = _common(reader, name, reader.severity(), known)
     return Finding(**common, scope=reader.one_of("scope", SCOPES) or SCOPES[0])
+
+
+def _watching(reader: "_Reader", name: str, known: Mapping[str, Fix]) -> Watching:
+    return Watching(**_common(reader, name, reader.severity(), known))
 
 
 def _common(
@@ -292,7 +309,12 @@ def _cross_problems(catalogue: Catalogue) -> Iterable[str]:
     for name in catalogue.verdicts.keys() & catalogue.findings.keys():
         yield f"findings.{name}: is a verdict as well"
     seen: set[str] = set()
-    for kind, entries in (("verdicts", catalogue.verdicts), ("findings", catalogue.findings)):
+    kinds: tuple[tuple[str, Mapping[str, _Entry]], ...] = (
+        ("verdicts", catalogue.verdicts),
+        ("findings", catalogue.findings),
+        ("watching", catalogue.watching),
+    )
+    for kind, entries in kinds:
         for entry in entries.values():
             model_alert = entry.model_alert if isinstance(entry, Verdict) else None
             for alert in filter(None, (entry.alert, model_alert)):

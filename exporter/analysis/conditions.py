@@ -7,6 +7,7 @@ verdict does not hold or cannot be known to.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from exporter.analysis.situation import Situation
@@ -22,9 +23,17 @@ _LEAST_FINISHED: Final = 3
 # Preemptions that recompute this share of all tokens are a storm even where nothing else is known.
 _RECOMPUTED_STORM: Final = 0.8
 _STORM_PREEMPTED: Final = 10
-# A slice of the past counts as slow if it was this much of the factor.
+# At most so many in the long window come one by one.
+_ONE_BY_ONE: Final = 6
+# So many slices in a row are slow, of those of the last minutes whose load was seen before.
 _SLOW_SLICES: Final = 4
+_SLOW_SPAN: Final = 120.0
 _PRESSURE_SPAN: Final = 15.0
+# Blocks are filled before tokens are counted; beyond this factor it is not that.
+_UNCOUNTED: Final = 2.0
+# A queue that waits for KV is left for another only where clearly more is free.
+_BARELY: Final = 1.2
+_BELOW_FULL: Final = 0.05
 # Near the top a ripple of half a per cent reads as seconds to full; a climb moves more than that.
 _PRESSURE_RISE: Final = 0.01
 
@@ -146,9 +155,8 @@ def preemption_thrash(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     """Preemptions with little completed work."""
     if not s.busy or _is_not_kv(s):
         return None
-    if held:
-        return _still_thrashing(s)
-    return _burst(s) or _sustained(s) or _starved(s)
+    # What would open it keeps it too: it is never left for what enters it at the next poll.
+    return (held and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
 
 
 def _burst(s: Situation) -> tuple[Evidence, ...] | None:
@@ -162,18 +170,26 @@ def _burst(s: Situation) -> tuple[Evidence, ...] | None:
         ("requests_finished_in_burst", s.burst_finished),
     )
     if s.burst_counted < limits.burst_count:
-        return evidence if s.falling or s.tokens_fell else None
+        return evidence if _fell_at_once(s) or s.falling or s.tokens_fell else None
     if s.tokens_fell:
         return evidence
     outrun = s.burst_counted >= max(1.0, limits.thrash_ratio * s.burst_finished)
     return evidence if outrun and not _answers_are_long(s) else None
 
 
+def _fell_at_once(s: Situation) -> bool:
+    """Whether the gauges betrayed them all at once, and the counter has begun to follow."""
+    since = s.t - s.limits.burst_window
+    return s.burst_counted >= 1 and any(
+        fall.at > since and fall.inferred >= s.limits.burst_count for fall in s.history.falls
+    )
+
+
 def _sustained(s: Situation) -> tuple[Evidence, ...] | None:
     """About one preemption per finished request, where requests finish."""
     limits = s.limits
     enough = s.minute_preempted >= limits.burst_count and s.minute_finished >= _LEAST_FINISHED
-    if not enough or not s.half_preempted or s.answers_outlast_window:
+    if not enough or not _goes_on(s) or s.answers_outlast_window:
         return None
     ratio = s.minute_preempted / s.minute_finished
     if ratio < limits.thrash_ratio:
@@ -211,7 +227,7 @@ def _starved(s: Situation) -> tuple[Evidence, ...] | None:
 
 def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
     """A storm is over when the engine preempts little by what it finishes, and works again."""
-    storm = s.half_preempted >= max(1.0, s.limits.thrash_leave_ratio * s.half_finished)
+    storm = _goes_on(s) and not _answers_are_long(s)
     starved = s.tokens_fell is True and s.long_preempted > 0 and s.half_finished <= max(1.0, s.half_preempted)
     if not storm and not starved:
         return None
@@ -226,9 +242,23 @@ def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
     )
 
 
+def _goes_on(s: Situation) -> bool:
+    """Whether preemptions of the last half minute are many by what finished in it."""
+    return s.half_preempted >= max(1.0, s.limits.thrash_leave_ratio * s.half_finished)
+
+
 def _answers_are_long(s: Situation) -> bool:
-    """Whether tokens flow at the engine's own rate although answers outlast the window."""
-    return s.answers_outlast_window and s.level is not None and not s.tokens_fell
+    """Whether tokens flow at the engine's own rate although answers outlast the window.
+
+    An engine that was seen in nothing but trouble has no rate of its own; there the share of the work
+    that is done twice decides, once enough has finished to know how long an answer takes.
+    """
+    if not s.answers_outlast_window:
+        return False
+    if s.level is not None:
+        return not s.tokens_fell
+    again = s.signals.recomputed_ratio
+    return s.long_finished >= _LEAST_FINISHED and again is not None and again < _RECOMPUTED_STORM
 
 
 def preemption_not_kv(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
@@ -242,30 +272,51 @@ def preemption_not_kv(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
 
 
 def _is_not_kv(s: Situation) -> bool:
-    """Whether the highest usage of the last minutes leaves no doubt that KV was not short."""
-    start = s.history.start_of(s.t - s.limits.light_for - s.limits.window)
+    """Whether the highest usage of the last minutes leaves no doubt that KV was not short.
+
+    A shortage takes one request after the other, as few as it can, and all of them only where the cache
+    was full before; a reset takes all at any usage.
+    """
+    since = s.t - s.limits.light_for - s.limits.window
+    start = s.history.start_of(since)
     highest = s.history.highest("kv_usage", start)
-    return highest is not None and highest < s.limits.kv_roomy and s.inferred == 0
+    if highest is None or s.inferred > 0 or highest >= s.limits.kv_full:
+        return False
+    if highest < s.limits.kv_roomy:
+        return True
+    counted = s.history.increase("preemptions", start)
+    at_once = sum(fall.requests for fall in s.history.falls if fall.at >= since and fall.whole)
+    return counted is not None and 0 < counted <= at_once
 
 
-def preemption_light(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def preemption_light(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     """Some preemptions, and work gets done."""
-    if not _preempts_lately(s) or _hardly_any(s):
+    if not _preempts_lately(s, held) or _hardly_any(s, held):
         return None
     return _light_evidence(s)
 
 
-def preemption_rare(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def preemption_rare(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     """So few preemptions that a queue, if there is one, says more."""
-    return _light_evidence(s) if _preempts_lately(s) else None
+    return _light_evidence(s) if _preempts_lately(s, held) else None
 
 
-def _preempts_lately(s: Situation) -> bool:
-    return s.busy and s.preempted_ago is not None and s.preempted_ago <= s.limits.light_for
+def _preempts_lately(s: Situation, held: bool) -> bool:
+    """Whether the last preemption is not long ago; where they come one by one, held until one stays away."""
+    ago = s.preempted_ago
+    if not s.busy or ago is None:
+        return False
+    if ago <= s.limits.light_for or not held:
+        return ago <= s.limits.light_for
+    before = s.history.start_of(s.t - ago - s.limits.light_for / 2)
+    counted = s.history.columns["preemptions"]
+    earlier = counted[before] - counted[s.history.start_of(s.t - s.limits.long_window)]
+    return ago <= 2 * s.limits.light_for and 0 < earlier <= _ONE_BY_ONE
 
 
-def _hardly_any(s: Situation) -> bool:
-    return s.long_finished > 0 and s.long_preempted < s.limits.light_ratio * s.long_finished
+def _hardly_any(s: Situation, held: bool) -> bool:
+    ratio = s.limits.light_ratio / (2 if held else 1)
+    return s.long_finished > 0 and s.long_preempted < ratio * s.long_finished
 
 
 def _light_evidence(s: Situation) -> tuple[Evidence, ...]:
@@ -286,7 +337,8 @@ def _light_evidence(s: Situation) -> tuple[Evidence, ...]:
 
 def _queues(s: Situation, held: bool) -> bool:
     """Whether requests have been waiting for a while, in an engine that works."""
-    if s.waiting_share is None or s.idle > _QUEUE_IDLE_SECONDS:
+    # Once it is there, a standstill ends it only when it is long enough for a verdict of its own.
+    if s.waiting_share is None or s.idle > (s.limits.stall_after if held else _QUEUE_IDLE_SECONDS):
         return False
     if held:
         return s.waiting_share >= s.limits.queue_leave_share
@@ -319,9 +371,16 @@ def _queue_evidence(s: Situation) -> tuple[Evidence, ...]:
 
 def kv_bound(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     """The head of the queue does not fit into the free blocks."""
-    if not _queues(s, held) or _is_deferred(s) or s.has_room is not False:
+    if not _queues(s, held) or _is_deferred(s) or not (s.has_room is False or (held and _barely_room(s))):
         return None
     return _queue_evidence(s) + _some(("kv_free_tokens", s.free_tokens, s.longest))
+
+
+def _barely_room(s: Situation) -> bool:
+    """Whether what is free is so little more than the longest prompts that it may be too little again."""
+    if s.free_tokens is not None and s.longest is not None:
+        return s.free_tokens < _BARELY * s.longest
+    return s.kv_queue_mean is not None and s.kv_queue_mean >= s.limits.kv_full - _BELOW_FULL
 
 
 def seat_bound(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
@@ -333,14 +392,16 @@ def seat_bound(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
 
 def prefill_bound(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     """Steps are full of prompt tokens while seats and KV are free."""
+    if not _queues(s, held) or _is_deferred(s) or _seats_are_taken(s, held) or not s.has_room:
+        return None
+    evidence = _steps_are_full(s) or _only_prefill(s)
+    return evidence and evidence + _queue_evidence(s)
+
+
+def _steps_are_full(s: Situation) -> tuple[Evidence, ...] | None:
+    """The token budget of a step is known, and used up."""
     budget = s.number("max_num_batched_tokens")
-    if (
-        not _queues(s, held)
-        or _is_deferred(s)
-        or _seats_are_taken(s, held)
-        or not s.has_room
-        or budget is None
-    ):
+    if budget is None:
         return None
     start = s.history.start_of(s.t - s.limits.window)
     in_step = s.history.ratio("step_tokens", "engine_steps", start)
@@ -348,7 +409,17 @@ def prefill_bound(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     fullest = max(in_step or 0.0, prompts or 0.0)
     if fullest < s.limits.budget_share * budget:
         return None
-    return _some(("tokens_per_step", fullest, s.limits.budget_share * budget)) + _queue_evidence(s)
+    return _some(("tokens_per_step", fullest, s.limits.budget_share * budget))
+
+
+def _only_prefill(s: Situation) -> tuple[Evidence, ...] | None:
+    """No step puts out a token, and KV usage grows: whatever the budget, prompts take all of it."""
+    start = s.history.start_of(s.t - s.limits.queue_window)
+    usage = s.history.columns["kv_usage"]
+    put_out = s.history.increase("generation_tokens", start)
+    if put_out != 0 or not s.running or not usage[-1] > usage[start]:
+        return None
+    return _some(("generation_tokens", put_out, 0.0), ("kv_usage_growth", usage[-1] - usage[start], 0.0))
 
 
 def deferred_wait(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
@@ -375,41 +446,55 @@ def kv_pressure_rising(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     if seconds > horizon or usage < s.limits.pressure_kv:
         return None
     then = s.history.columns["kv_usage"][s.history.start_of(s.t - s.limits.window)]
-    if usage - then < _PRESSURE_RISE / (2 if held else 1):
+    if usage - then < _PRESSURE_RISE / (2 if held else 1) or _grows_by_prefill(s, usage - then):
         return None
     return _some(("kv_seconds_to_full", seconds, horizon), ("kv_usage_ratio", usage))
 
 
+def _grows_by_prefill(s: Situation, growth: float) -> bool:
+    """Whether most of the growth is a prompt that is being computed, which ends with the prompt.
+
+    A prompt is counted with its first output; what grows beyond all that was counted is not done yet.
+    """
+    start = s.history.start_of(s.t - s.limits.window)
+    counted = [s.history.increase(name, start) for name in ("generation_tokens", "prompt_tokens")]
+    if None in counted:
+        return False
+    tokens = sum(filter(None, counted))
+    capacity = s.signals.kv_capacity_tokens
+    return tokens == 0 or (capacity is not None and growth * capacity > _UNCOUNTED * tokens)
+
+
 def kv_held_no_requests(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
     """Blocks stay in use with nothing running or waiting, beyond the lease that may explain it."""
-    after = max(s.limits.held_after, 2 * (s.number("kv_lease_seconds") or 0.0))
-    start = s.history.start_of(s.t - after)
-    if s.history.span(start) < after or s.history.highest("requests_running", start) != 0:
+    after = s.limits.held_after + (s.number("kv_lease_seconds") or 0.0)
+    since = s.t - s.history.worked_at
+    if since < after or s.running != 0 or s.waiting != 0:
         return None
-    held = s.history.share("kv_usage", start, s.limits.held_kv)
-    if s.history.highest("requests_waiting", start) != 0 or held != 1:
+    start = s.history.start_of(s.t - s.limits.held_after)
+    if s.history.share("kv_usage", start, s.limits.held_kv) != 1:
         return None
     return _some(
-        ("kv_usage_ratio", s.signals.kv_usage_ratio, s.limits.held_kv), ("seconds_without_requests", after)
+        ("kv_usage_ratio", s.signals.kv_usage_ratio, s.limits.held_kv),
+        ("seconds_without_requests", since, after),
     )
 
 
 def decode_slow(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     """Each step takes longer than this engine's steps did at about this load."""
-    latency, prompts = s.signals.inter_token_latency_mean_seconds, s.signals.prompt_tokens_per_second
     usage = s.kv_queue_mean
-    if latency is None or prompts is None or usage is None or not s.running or usage >= s.limits.kv_full:
+    if usage is None or usage >= s.limits.kv_full or not s.busy:
         return None
-    normal = s.baseline.latency(s.running, usage, prompts)
-    if normal is None or normal <= 0:
-        return None
+    paces = s.baseline.paces(s.t - _SLOW_SPAN)
     factor = 1 + (s.limits.slow_factor - 1) / (2 if held else 1)
-    if latency < factor * normal:
+    if len(paces) < _SLOW_SLICES or median(each.factor for each in paces) < factor:
         return None
-    if not s.baseline.lately(_SLOW_SLICES, lambda each: each.inter_token_seconds >= factor * normal):
+    if not held and any(each.factor < factor for each in paces[-_SLOW_SLICES:]):
         return None
+    last = paces[-1]
     return _some(
-        ("inter_token_latency_mean_seconds", latency, factor * normal), ("requests_running", s.running)
+        ("inter_token_latency_mean_seconds", last.seconds, factor * last.normal),
+        ("requests_running", s.running),
     )
 
 

@@ -1,9 +1,6 @@
-"""How much of the KV cache the requests want: the arithmetic behind every number in an advice.
+"""How much of the KV cache the requests want: the numbers behind an advice, from what was seen of an engine.
 
-Pure. For prompts P and outputs O, taken as independent, a running request holds on average
-``h = E[P] + E[O^2] / (2 E[O])`` tokens (an output of length o is seen while it is written, half of it
-on average, and long ones are seen longer), with the variance
-``E[P^2] + E[P] E[O^2] / E[O] + E[O^3] / (3 E[O]) - h^2``.
+Pure. The formulas are in `exporter.analysis.holding`.
 """
 
 import math
@@ -11,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+from exporter.analysis import holding
+from exporter.analysis.holding import Moments
 from exporter.analysis.lengths import Lengths
 from exporter.analysis.situation import Situation
 
@@ -67,12 +66,10 @@ def _told(s: Situation) -> Held | None:
     p, o = _moments(prompts), _moments(outputs)
     if p is None or o is None or o[0] <= 0:
         return None
-    mean = p[0] + o[1] / (2 * o[0])
-    variance = p[1] + p[0] * o[1] / o[0] + o[2] / (3 * o[0]) - mean * mean
-    return Held(mean, math.sqrt(max(0.0, variance)), "lengths of finished requests")
+    return Held(*holding.held(p, o), "lengths of finished requests")
 
 
-def _moments(lengths: Lengths) -> tuple[float, float, float] | None:
+def _moments(lengths: Lengths) -> Moments | None:
     """First three moments of a length: from the middles of the buckets, scaled to the exact mean.
 
     Without buckets lengths are taken as exponential, which is wide.
@@ -109,15 +106,10 @@ def need(s: Situation, held: Held | None) -> float | None:
 
 
 def seats_that_fit(s: Situation, held: Held | None) -> int | None:
-    """The most requests that run together without preemption, two standard deviations to the safe side.
-
-    The largest N with ``N (h + block / 2) + 2 s sqrt(N) <= capacity``.
-    """
+    """The most requests that run together without preemption, by `holding.seats`."""
     capacity = s.signals.kv_capacity_tokens
     if held is None or capacity is None:
         return None
     cache = s.history.snapshot.cache if s.history.snapshot else None
     block = float(cache.block_size) if cache is not None and cache.block_size else _BLOCK
-    each, spread = held.mean + block / 2, 2 * held.deviation
-    root = (-spread + math.sqrt(spread * spread + 4 * each * capacity)) / (2 * each)
-    return math.floor(root * root + 1e-9)
+    return holding.seats(capacity, held.mean, held.deviation, block)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from exporter.analysis.history import MASS_SHARE, Fall
 from exporter.analysis.situation import Situation
 
 __all__ = ["FINDINGS", "findings"]
@@ -11,10 +12,7 @@ __all__ = ["FINDINGS", "findings"]
 _FEW: Final = 2.0
 # Labels that tell one capacity in two ways may differ by rounding, not by more.
 _AGREE: Final = 0.1
-_MASS_SHARE: Final = 0.5
-_MASS_LEAST: Final = 4.0
 _MASS_SHOWN_SECONDS: Final = 60.0
-_MASS_GAP_SECONDS: Final = 5.0
 # After a mass preemption the counter follows the gauges within this time.
 _MASS_COUNTED_SECONDS: Final = 15.0
 _INFERRED_LEAST: Final = 2.0
@@ -70,7 +68,9 @@ def _prefix_cache_off(s: Situation) -> bool:
 
 def _restarted(s: Situation) -> bool:
     restart = s.history.restart
-    return restart is not None and s.t - restart.at <= s.limits.restart_shown
+    if restart is None or s.history.sources.by_turns(s.t):  # then it was no restart
+        return False
+    return s.t - restart.at <= s.limits.restart_shown
 
 
 def _suspect_out_of_memory(s: Situation) -> bool:
@@ -85,28 +85,16 @@ def _suspect_out_of_memory(s: Situation) -> bool:
 
 def _mass_preemption(s: Situation) -> bool:
     """Within the last minute most of the running requests went back to waiting between two polls."""
-    history = s.history
-    start = history.start_of(s.t - _MASS_SHOWN_SECONDS)
-    running, waiting = history.columns["requests_running"], history.columns["requests_waiting"]
-    for index in range(len(history.times) - 1, start, -1):
-        fell, rose = running[index - 1] - running[index], waiting[index] - waiting[index - 1]
-        if fell < max(_MASS_LEAST, _MASS_SHARE * running[index - 1]) or rose < _MASS_SHARE * fell:
-            continue
-        if history.times[index] - history.times[index - 1] <= _MASS_GAP_SECONDS and _was_preemption(
-            s, index, fell
-        ):
-            return True
-    return False
+    return any(s.t - fall.at <= _MASS_SHOWN_SECONDS and _was_preemption(s, fall) for fall in s.history.falls)
 
 
-def _was_preemption(s: Situation, index: int, fell: float) -> bool:
+def _was_preemption(s: Situation, fall: Fall) -> bool:
     """Whether the cache was full before, or the counter confirms it; clients that retry look the same."""
-    history = s.history
-    inferred, counted = history.columns["preemptions_inferred"], history.columns["preemptions"]
-    if inferred[index] - inferred[index - 1] >= _MASS_SHARE * fell:
+    least = MASS_SHARE * fall.requests
+    if fall.inferred >= least:
         return True
-    last = min(len(counted) - 1, history.start_of(history.times[index] + _MASS_COUNTED_SECONDS))
-    return counted[last] - counted[index - 1] >= _MASS_SHARE * fell
+    counted = s.history.columns["preemptions"]
+    return counted[s.history.start_of(fall.at + _MASS_COUNTED_SECONDS)] - fall.counted >= least
 
 
 def _preemption_inferred(s: Situation) -> bool:
@@ -121,8 +109,11 @@ def _stale_gauges(s: Situation) -> bool:
     """The gauges show work or held blocks, and nothing at all has changed for a while."""
     after = s.limits.stall_after
     held = (s.signals.kv_usage_ratio or 0.0) >= s.limits.held_kv
+    if held and not s.running and not s.waiting:
+        after += s.number("kv_lease_seconds") or 0.0  # held on purpose, until then
     if s.idle < after or not (s.running or held):
         return False
+    after = s.limits.stall_after
     start = s.history.start_of(s.t - after)
     if s.history.span(start) < after:
         return False

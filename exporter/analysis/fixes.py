@@ -20,7 +20,6 @@ __all__ = ["Advice", "Advised", "Withheld", "advise"]
 BALANCE: Final = "balance_routing"
 # Above this the memory left outside the KV cache is too small for what models need in passing.
 _MOST_UTILIZATION: Final = 0.93
-_RAISED_UTILIZATION: Final = 0.95
 _LOWERED_BY: Final = 0.05
 _WATERMARK: Final = 0.05
 _FP8_GAIN: Final = 2.0
@@ -32,6 +31,8 @@ _WEIGHTS_GIB: Final = "weights_gib"
 _SHORT_KV: Final = frozenset(
     {"preemption_thrash", "preemption_light", "kv_bound", "kv_pressure_rising", "unfittable_request"}
 )
+# What cures this comes before what the verdict says against it: a server that dies preempts nobody.
+_FIRST_AID: Final = "suspect_out_of_memory"
 # Under these a finding of the configuration may bring its own cures.
 _CALM: Final = frozenset({"healthy", "kv_full_ok", "starting", "sleeping", "runaway_generation"})
 # Readings that only a KV connector or an offload tier moves.
@@ -127,7 +128,9 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
     held = held_context(s)
     case = _Case(s, verdict, tuple(findings), held, need(s, held), seats_that_fit(s, held))
     advised: dict[str, Advice] = {}
-    withheld = dict(table.verdicts[verdict].not_help)
+    first_aid = table.findings[_FIRST_AID].fixes if _FIRST_AID in findings else ()
+    against = table.verdicts[verdict].not_help
+    withheld = {name: reason for name, reason in against.items() if name not in first_aid}
     for name in _candidates(verdict, findings):
         if name in withheld:
             continue
@@ -212,11 +215,11 @@ def _raise_gpu_memory_utilization(case: _Case) -> _Answer:
     gpu, kv = s.number(_GPU_GIB), s.number(_KV_GIB)
     if gpu is None or kv is None:
         return Advice(
-            name, value=_RAISED_UTILIZATION, missing=f"set {_GPU_GIB} and {_KV_GIB} (vLLM logs it at start)"
+            name, value=_MOST_UTILIZATION, missing=f"set {_GPU_GIB} and {_KV_GIB} (vLLM logs it at start)"
         )
-    gain = 1 + (_RAISED_UTILIZATION - used) * gpu / kv
+    gain = 1 + (_MOST_UTILIZATION - used) * gpu / kv
     inputs = case.memory | {"gpu_memory_utilization": used, _GPU_GIB: gpu, _KV_GIB: kv}
-    return Advice(name, value=_RAISED_UTILIZATION, gain=gain, suffices=case.enough(gain), inputs=inputs)
+    return Advice(name, value=_MOST_UTILIZATION, gain=gain, suffices=case.enough(gain), inputs=inputs)
 
 
 def _explained(s: Situation) -> bool:
@@ -274,7 +277,9 @@ def _raise_tensor_parallel(case: _Case) -> _Answer:
 
 
 def _raise_pipeline_parallel(case: _Case) -> _Answer:
-    now = case.s.number("pipeline_parallel_size") or 1.0
+    now = case.s.number("pipeline_parallel_size")
+    if now is None:
+        return Advice("raise_pipeline_parallel", missing="set pipeline_parallel_size")
     inputs = case.memory | {"pipeline_parallel_size": now}
     note = "Half the layers per GPU: twice the tokens, and the room that the weights leave."
     return Advice(

@@ -8,9 +8,9 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from exporter.analysis.lengths import LengthWindow
 from exporter.analysis.restarts import Restart, SourceWatch, Step
@@ -34,6 +34,10 @@ INFER_KV_FULL: Final = 0.9
 INFER_KV_SECONDS: Final = 10.0
 # Between polls further apart than this anything may have happened.
 INFER_GAP_SECONDS: Final = 5.0
+# At a mass preemption at least so many, and so large a share of the running requests, go back at once.
+MASS_LEAST: Final = 4.0
+MASS_SHARE: Final = 0.5
+KEEP_FALLS: Final = 64
 # No engine counts this far; adding up what a hostile server makes up must not end at infinity.
 MOST_COUNTED: Final = 1e18
 _NAN: Final = math.nan
@@ -59,6 +63,24 @@ class Minute:
     preemptions: float
 
 
+class Fall(NamedTuple):
+    """Most of the running requests went back to waiting between two polls: preempted, or sent anew.
+
+    Attributes:
+        at: time of the poll that showed it.
+        requests: how many.
+        inferred: how many of them count as preempted because the cache was full.
+        counted: the own counter of preemptions before; NaN where the server does not count them.
+        whole: nothing was left running.
+    """
+
+    at: float
+    requests: float
+    inferred: float
+    counted: float
+    whole: bool
+
+
 class History:
     """The past of one engine.
 
@@ -69,7 +91,10 @@ class History:
         restart: the last of them.
         kv_polls: polls by KV usage, one more than `KV_BOUNDS`; with `kv_sum` the polled histogram.
         seen: readings that this process has shown.
-        moved_at: when a sign of work last changed; `stepped_at`: when the step counter did.
+        moved_at: when a sign of work last changed; `stepped_at`: when the step counter did. Time asleep
+            does not count as a standstill.
+        worked_at: when a request was last seen running or waiting, or could have been.
+        falls: the last times that most of the running requests went back to waiting at once.
     """
 
     def __init__(self) -> None:
@@ -86,6 +111,8 @@ class History:
         self.seen: set[str] = set()
         self.moved_at = _NAN
         self.stepped_at = _NAN
+        self.worked_at = _NAN
+        self.falls: deque[Fall] = deque(maxlen=KEEP_FALLS)
         self.minutes: deque[Minute] = deque(maxlen=KEEP_MINUTES)
         self.prompt_lengths = LengthWindow()
         self.output_lengths = LengthWindow()
@@ -112,18 +139,20 @@ class History:
         """
         values = snapshot.values
         if self.snapshot is None:
-            self.first_seen = self.moved_at = self.stepped_at = t
+            self.first_seen = self.moved_at = self.stepped_at = self.worked_at = t
         # Every counter has its own time of creation: in a body that was cut off it may be another's.
         origin = start_time if start_time is not None or not whole else values.get("created")
         step = self.sources.step(t, origin, self._last, values)
         mixed = self.sources.by_turns(t)
         self._begin(t, step, mixed=mixed, whole=whole)
         self._count(values, mixed=mixed)
-        if step != "same" or mixed:
+        if step != "same" or mixed or _asleep(values):
             self.moved_at = self.stepped_at = t  # what another source shows proves no standstill
         elif self.snapshot is not None:
             self.inferred += self._inferred(t, values)
             self._note_progress(t, values)
+        if values.get("requests_running", 1.0) or values.get("requests_waiting", 1.0) or step == "new":
+            self.worked_at = t
         self._append(t, values)
         self.snapshot, self._mixed = snapshot, mixed
         self._whole_body_seen = self._whole_body_seen or whole
@@ -136,6 +165,7 @@ class History:
         """Start over with what another process, the end of a mixture or the first whole body invalidates."""
         if step == "returned":
             self._last = dict(self.sources.resumed)
+            self.restart = None  # what looked like one was the first turn
         elif step == "new":
             self._last = {}  # whatever the new process shows, it has counted itself
             self.prompt_lengths, self.output_lengths = LengthWindow(), LengthWindow()
@@ -156,6 +186,7 @@ class History:
             running=self.latest("requests_running"),
         )
         self.seen = set()
+        self.falls.clear()
         self._begin_index = len(self.times)
 
     def _count(self, values: Mapping[str, float], *, mixed: bool) -> None:
@@ -230,18 +261,19 @@ class History:
         The fall of running that no finished request explains, at most the rise of waiting, and only
         when KV was full a moment ago: clients that give up and try again look the same otherwise.
         """
-        running, waiting = self.latest("requests_running"), self.latest("requests_waiting")
-        now_running, now_waiting = values.get("requests_running"), values.get("requests_waiting")
-        if running is None or waiting is None or now_running is None or now_waiting is None:
-            return 0.0
-        if now_running >= running or now_waiting <= waiting or t - self.times[-1] > INFER_GAP_SECONDS:
-            return 0.0
-        usage = self.highest("kv_usage", self.inside(t - INFER_KV_SECONDS))
-        if usage is None or usage < INFER_KV_FULL:
+        running, waiting = self.columns["requests_running"][-1], self.columns["requests_waiting"][-1]
+        fell = running - values.get("requests_running", _NAN)
+        rose = values.get("requests_waiting", _NAN) - waiting
+        if not (fell > 0 and rose > 0) or t - self.times[-1] > INFER_GAP_SECONDS:
             return 0.0
         finished = self.own.get("requests_finished", _NAN) - self.columns["requests_finished"][-1]
-        fallen = running - now_running - (0.0 if math.isnan(finished) else finished)
-        return max(0.0, min(fallen, now_waiting - waiting))
+        back = max(0.0, min(fell - (0.0 if math.isnan(finished) else finished), rose))
+        usage = self.highest("kv_usage", self.inside(t - INFER_KV_SECONDS))
+        inferred = back if usage is not None and usage >= INFER_KV_FULL else 0.0
+        if fell >= max(MASS_LEAST, MASS_SHARE * running) and rose >= MASS_SHARE * fell:
+            counted = self.columns["preemptions"][-1]
+            self.falls.append(Fall(t, fell, inferred, counted, whole=fell >= running))
+        return inferred
 
     def _trim(self, t: float) -> None:
         if t - self._minute_start() >= MINUTE:
@@ -298,18 +330,24 @@ class History:
 
     def highest(self, name: str, start: int) -> float | None:
         """The maximum since a window's start, None where nothing is known."""
-        known = [value for value in self.columns[name][start:] if value == value]  # noqa: PLR0124 (not NaN)
+        known = self._known(name, start)
         return max(known) if known else None
 
     def mean(self, name: str, start: int) -> float | None:
         """The mean over the polls since a window's start, None where nothing is known."""
-        known = [value for value in self.columns[name][start:] if value == value]  # noqa: PLR0124 (not NaN)
+        known = self._known(name, start)
         return sum(known) / len(known) if known else None
 
     def share(self, name: str, start: int, least: float) -> float | None:
         """Share of the polls since a window's start in which a gauge was at least `least`."""
-        known = [value for value in self.columns[name][start:] if value == value]  # noqa: PLR0124 (not NaN)
-        return sum(1 for value in known if value >= least) / len(known) if known else None
+        known = self._known(name, start)
+        return sum(map(float(least).__le__, known)) / len(known) if known else None
+
+    def _known(self, name: str, start: int) -> Sequence[float]:
+        """A column since a window's start, without what is unknown."""
+        column = self.columns[name][start:]
+        # A sum is a cheap way to see that nothing is unknown, which is the rule.
+        return [value for value in column if not math.isnan(value)] if math.isnan(sum(column)) else column
 
     def increase(self, name: str, start: int) -> float | None:
         """What a counter moved by since a window's start; None where it is unknown.
@@ -338,6 +376,10 @@ class History:
         """Increase of one counter by that of another; None where the latter did not move."""
         over, under = self.increase(name, start), self.increase(of, start)
         return over / under if over is not None and under else None
+
+
+def _asleep(values: Mapping[str, float]) -> bool:
+    return values.get("sleep_weights_offloaded") == 1 or values.get("sleep_discard_all") == 1
 
 
 def _bucket(usage: float) -> int:

@@ -90,12 +90,13 @@ class SourceWatch:
         absent = gap > max(_ABSENCE_SECONDS, _ABSENCE_GAPS * self._gap)
         self._gap = gap if gap >= 0 else self._gap  # there is none before the first poll
         known, self.origin = self.origin, self.origin if origin is None else origin
-        if origin is None or known is None:
-            step = self._by_counters(t, last, new, absent=absent)
-            if step == "new" and origin is None:
-                self.origin = None  # a body that is cut off told of the new process before its start time
-            return step
-        return "same" if origin == known else self._by_origin(t, known, origin, last)
+        if origin is not None and known is not None and origin != known:
+            return self._by_origin(t, known, origin, last)
+        # A start time that stays proves no single source: it may be that of a proxy in front of them.
+        step = self._by_counters(t, last, new, absent=absent)
+        if step == "new" and origin is None:
+            self.origin = None  # a body that is cut off told of the new process before its start time
+        return step
 
     def _by_origin(self, t: float, known: float, origin: float, last: Counters) -> Step:
         self._origins[known] = dict(last)

@@ -32,7 +32,7 @@ class Situation:
     Attributes:
         t: time of the poll.
         longest: tokens of the longest prompts seen (p99), else the longest the model takes.
-        free_tokens: tokens that the pool had free on average over the queue window.
+        free_tokens: tokens that the pool had free for those who wait, on average over the queue window.
         has_room: whether the longest prompts would fit into what is free; None without any KV reading.
         preempted: preemptions in the burst window, the hold time, the minute and the long window, those
             that the gauges betrayed where they are more than those that were counted; ``finished``
@@ -40,9 +40,8 @@ class Situation:
         burst_counted: preemptions that the server counted in the burst window.
         inferred: preemptions that the gauges betrayed in the last seconds and the counter has not shown.
         preempted_ago: seconds since the counter of preemptions last moved, None if it never did.
-        tokens: per second over the burst window and over half a minute.
-        level: the engine's own tokens per second in calm times.
-        falling: whether tokens per second have just fallen.
+        burst_tokens: put out per second over the burst window.
+        level: the engine's own tokens per second in calm times, by as many requests as there are now.
         waiting_share: share of the polls of the queue window in which something waited.
         seats: `max_num_seqs`, or what stands in its place.
         seats_share: share of those polls with all seats taken, or all but one.
@@ -75,9 +74,7 @@ class Situation:
     inferred: float
     preempted_ago: float | None
     burst_tokens: float | None
-    half_tokens: float | None
     level: float | None
-    falling: bool
     waiting_share: float | None
     waiting_mean: float | None
     deferred_mean: float | None
@@ -101,6 +98,11 @@ class Situation:
     def waiting(self) -> float | None:
         """Requests waiting at the last poll."""
         return self.signals.requests_waiting
+
+    @property
+    def falling(self) -> bool:
+        """Whether tokens per second have just fallen."""
+        return _falling(self.history)
 
     @property
     def answers_outlast_window(self) -> bool:
@@ -148,10 +150,13 @@ def describe(
     def preempted(start: int) -> float:
         return max(count("preemptions", start), count("preemptions_inferred", start))
 
+    running, waiting = (history.mean(name, burst) for name in ("requests_running", "requests_waiting"))
+    requests = None if running is None or waiting is None else running + waiting
     longest = _longest(history, facts)
     kv_mean = history.mean("kv_usage", queue)
     capacity = signals.kv_capacity_tokens
-    free = None if kv_mean is None or capacity is None else (1 - kv_mean) * capacity
+    kept = _number(facts.get("watermark")) or 0.0  # free, but not for those who wait
+    free = None if kv_mean is None or capacity is None else (1 - kv_mean - kept) * capacity
     seats = _number(facts.get("max_num_active_seqs")) or _number(facts.get("max_num_seqs"))
     return Situation(
         t=t,
@@ -178,9 +183,7 @@ def describe(
         inferred=max(0.0, count("preemptions_inferred", recent) - count("preemptions", recent)),
         preempted_ago=_preempted_ago(history, limits),
         burst_tokens=history.rate("generation_tokens", burst),
-        half_tokens=history.rate("generation_tokens", half),
-        level=baseline.level,
-        falling=_falling(history),
+        level=_level(baseline, requests),
         waiting_share=history.share("requests_waiting", queue, 0.5),
         waiting_mean=history.mean("requests_waiting", queue),
         deferred_mean=history.mean("requests_deferred", queue),
@@ -190,6 +193,13 @@ def describe(
         busy=_busy(history),
         span=history.span(long),
     )
+
+
+def _level(baseline: Baseline, requests: float | None) -> float | None:
+    """What the engine put out in calm times; fewer requests than then are served fewer tokens."""
+    if baseline.level is None or requests is None or requests >= baseline.level_requests:
+        return baseline.level
+    return baseline.level * requests / baseline.level_requests
 
 
 def _busy(history: History) -> bool:

@@ -60,7 +60,9 @@ class Judge:
     def judge(self, situation: Situation) -> Judgement:
         """The verdict after a good poll."""
         name, evidence = self._first(situation)
-        return self._move(situation.t, name, _severity(name, situation), evidence, situation.limits.hold)
+        critical = self._now is not None and self._now.severity is Severity.CRITICAL
+        severity = _severity(name, situation, critical=critical and name == self.verdict)
+        return self._move(situation.t, name, severity, evidence, situation.limits.hold)
 
     def lost(self, t: float) -> Judgement:
         """The verdict of an engine whose server does not answer any more."""
@@ -78,7 +80,7 @@ class Judge:
                 return name, evidence
             if name == "queue_not_kv":
                 # Fewer preemptions than are worth a verdict of their own come after the queue.
-                evidence = preemption_rare(situation, False)
+                evidence = preemption_rare(situation, held == LIGHT)
                 if evidence is not None:
                     return LIGHT, evidence
         return HEALTHY, ()
@@ -99,11 +101,11 @@ class Judge:
         return judgement
 
 
-def _severity(name: str, situation: Situation) -> Severity:
-    """The catalogue's severity; a deferred queue that hardly drains is critical."""
+def _severity(name: str, situation: Situation, *, critical: bool) -> Severity:
+    """The catalogue's severity; a deferred queue that hardly drains is critical, with a margin."""
     if name == "deferred_wait" and situation.span >= situation.limits.long_window / 2:
         waiting = situation.waiting_mean or 0.0
         drained = situation.long_finished / situation.span
-        if waiting > drained * situation.limits.drain_critical:
+        if waiting > drained * situation.limits.drain_critical / (2 if critical else 1):
             return Severity.CRITICAL
     return catalogue.load().verdicts[name].severity
