@@ -1,4 +1,4 @@
-"""``demo``: a recorded vLLM, served as if it were live, and the exporter on it."""
+"""``demo``: a simulated vLLM, or a recorded one served as if it were live, and the exporter on it."""
 
 import asyncio
 import math
@@ -9,15 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.config import Config, TargetConfig, WebConfig
+from exporter.analysis.catalogue import Severity
+from exporter.config import Config, Fact, TargetConfig, WebConfig
+from exporter.fake import FakeServer
+from exporter.pipeline import TargetReading
 from exporter.recording import Poll, read
 from exporter.replay import as_text
 from exporter.serve import Sidecar, signalled
+from exporter.simulation.scenarios import RECORDED, SCENARIOS
+from exporter.vllm.printed import VERSIONS
 
 __all__ = ["Loop", "bundled", "run"]
 
@@ -100,46 +105,129 @@ async def _serve(loop: Loop) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
 
 
-async def run(config: Config, say: Callable[[str], None], *, seconds: float | None) -> None:
+async def run(
+    config: Config, say: Callable[[str], None], *, scenario: str = "day", seconds: float | None
+) -> None:
     """Run the demo until SIGINT or SIGTERM, or for some seconds.
 
     Args:
         config: whose listen address and pace count. Where the default port is taken any free one is used.
         say: gets a line of text for the terminal.
+        scenario: a name of `SCENARIOS`, or `RECORDED`.
         seconds: how long, None for until it is stopped.
 
     Raises:
         OSError: the address cannot be listened on.
     """
     stopped = signalled()
-    loop = Loop(bundled())
-    server, url = await _serve(loop)
+    story: _Story = _Recorded() if scenario == RECORDED else _Simulated(scenario)
+    url = await story.start()
     sidecar: Sidecar | None = None
     try:
-        facts = {"max_num_seqs": _MAX_NUM_SEQS, "max_model_len": _MAX_MODEL_LEN}
-        sidecar, base = await _start(replace(config, targets=(TargetConfig(url=url, facts=facts),)))
-        for line in _introduction(loop, url, base):
+        sidecar, base = await _start(replace(config, targets=(TargetConfig(url=url, facts=story.facts),)))
+        for line in (*story.about, *_addresses(url, base), f"{story.watch} Ctrl-C ends it.\n"):
             say(line)
-        await _show(sidecar, say, stopped, seconds)
+        await _show(sidecar, story, say, stopped, seconds)
     finally:
         if sidecar is not None:
             await sidecar.stop()
-        await server.cleanup()
+        await story.stop()
 
 
-def _introduction(loop: Loop, url: str, base: str) -> tuple[str, ...]:
+class _Story(Protocol):
+    """What the exporter watches in the demo.
+
+    Attributes:
+        facts: what is known of the server that it does not tell itself.
+        about, watch: what it is, and what to look at.
+    """
+
+    facts: Mapping[str, Fact]
+    about: tuple[str, ...]
+    watch: str
+
+    async def start(self) -> str:
+        """Serve, and return the URL of the metrics."""
+
+    async def stop(self) -> None:
+        """End it."""
+
+    def news(self, seconds: float) -> str | None:
+        """What begins now, if anything does."""
+
+
+class _Recorded:
+    """The bundled recording, again and again."""
+
+    def __init__(self) -> None:
+        self._loop = Loop(bundled())
+        self._runner: web.AppRunner | None = None
+        self.facts: Mapping[str, Fact] = {"max_num_seqs": _MAX_NUM_SEQS, "max_model_len": _MAX_MODEL_LEN}
+        seconds = f"{self._loop.seconds:.0f} s"
+        self.about: tuple[str, ...] = (
+            f"A recorded vLLM 0.28 with too small a KV cache, {seconds}, again and again:",
+        )
+        self.watch = "Watch running fall and waiting rise before the counter of preemptions moves."
+
+    async def start(self) -> str:
+        self._runner, url = await _serve(self._loop)
+        return url
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def news(self, seconds: float) -> str | None:  # noqa: ARG002 (nothing changes)
+        return None
+
+
+class _Simulated:
+    """A scenario of the simulator."""
+
+    def __init__(self, name: str) -> None:
+        self._scenario = SCENARIOS[name]
+        self._server = FakeServer(
+            name, host="127.0.0.1", port=0, version=VERSIONS[-1], model="simulated-8b", seed=1
+        )
+        self._act: str | None = None
+        self.facts: Mapping[str, Fact] = {}  # the server tells them itself
+        acts = self._scenario.acts
+        self.about: tuple[str, ...] = (
+            f"A simulated vLLM, no GPU and no model behind it: {self._scenario.about}.",
+            *(f"  {act.seconds:4.0f} s  {act.name}: {act.about}" for act in acts if len(acts) > 1),
+        )
+        self.watch = "Watch the verdict at the end of each line follow the story, and the page with it."
+
+    async def start(self) -> str:
+        return f"{await self._server.start()}/metrics"
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    def news(self, seconds: float) -> str | None:
+        act = self._scenario.act_at(seconds)
+        if act.name == self._act:
+            return None
+        self._act = act.name
+        return f"--- {act.name}: {act.about}"
+
+
+def _addresses(url: str, base: str) -> tuple[str, ...]:
     return (
-        f"A recorded vLLM 0.28 with too small a KV cache, {loop.seconds:.0f} s, again and again:",
         f"  vLLM's metrics   {url}",
         f"  the exporter     {base}/",
         f"  for Prometheus   {base}/metrics",
         f"  as JSON          {base}/api/v1/status",
-        "Watch running fall and waiting rise before the counter of preemptions moves. Ctrl-C ends it.\n",
+        f"  what each fix would do   {base}/api/v1/whatif",
     )
 
 
 async def _show(
-    sidecar: Sidecar, say: Callable[[str], None], stopped: asyncio.Future[str], seconds: float | None
+    sidecar: Sidecar,
+    story: _Story,
+    say: Callable[[str], None],
+    stopped: asyncio.Future[str],
+    seconds: float | None,
 ) -> None:
     """A status line per second, until the signal or the end of the time."""
     start = time.monotonic()
@@ -149,7 +237,23 @@ async def _show(
         due = min(due + 1.0, end)
         await asyncio.wait({stopped}, timeout=max(0.0, due - time.monotonic()))
         if sidecar.reading is not None and not stopped.done():
-            say(as_text(time.monotonic() - start, sidecar.reading))
+            passed = time.monotonic() - start
+            news = story.news(passed)
+            if news is not None:
+                say(news)
+            say(f"{as_text(passed, sidecar.reading)}  {_said(sidecar.reading)}")
+
+
+def _said(reading: TargetReading) -> str:
+    """The worst verdict, and findings that somebody should look at."""
+    judged = [(reading.judgement.severity, reading.judgement.verdict)]
+    judged += [(each.judgement.severity, each.judgement.verdict) for each in reading.engines.values()]
+    severity, verdict = max(judged)
+    words = [verdict if severity is Severity.NONE else f"{verdict} ({severity.value})"]
+    found = [each.findings for each in reading.engines.values()]
+    found += [each.findings for each in reading.models.values()]
+    words += dict.fromkeys(word for each in found for word in each)
+    return ", ".join(words)
 
 
 async def _start(config: Config) -> tuple[Sidecar, str]:

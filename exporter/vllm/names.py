@@ -131,6 +131,41 @@ CACHE_LABEL_SINCE: Final = {
 }
 
 
+# What a page that is made up must fill (`exporter.vllm.printed`): our word -> the name on pages of 0.26 and
+# later, without prefix. A histogram's name stands for its buckets, count and sum.
+PRINTED: Final = {
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "waiting_by_reason": "num_requests_waiting_by_reason",
+    "usage": "kv_cache_usage_perc",
+    "preempted": "num_preemptions_total",
+    "prompts": "prompt_tokens_total",
+    "prompts_by_source": "prompt_tokens_by_source_total",
+    "prompts_cached": "prompt_tokens_cached_total",
+    "prompts_cached_by_source": "prompt_tokens_cached_by_source_total",
+    "prefix_queried": "prefix_cache_queries_total",
+    "prefix_found": "prefix_cache_hits_total",
+    "generated": "generation_tokens_total",
+    "finished": "request_success_total",
+    "step": "iteration_tokens_total",
+    "first_token": "time_to_first_token_seconds",
+    "inter_token": "inter_token_latency_seconds",
+    "prompt": "request_prompt_tokens",
+    "output": "request_generation_tokens",
+    "longest_output": "request_max_num_generation_tokens",
+    "asked_output": "request_params_max_tokens",
+    "asked_answers": "request_params_n",
+    "computed": "request_prefill_kv_computed_tokens",
+    "per_token": "request_time_per_output_token_seconds",
+    "total": "e2e_request_latency_seconds",
+    "queue": "request_queue_time_seconds",
+    "inference": "request_inference_time_seconds",
+    "prefill": "request_prefill_time_seconds",
+    "decode": "request_decode_time_seconds",
+    "preemptions_of_one": "request_num_preemptions",
+}
+
+
 def version_key(version: str) -> tuple[int, ...]:
     """Order releases by number: ``0.9`` before ``0.10.2``; what is no number counts as 0."""
     return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))

@@ -1,0 +1,116 @@
+"""What each request holds of the pool: vLLM's KV cache manager, and the classic recovery's swap space."""
+
+from exporter.simulation.live import Live
+from exporter.simulation.pool import Pool, SharedBlock
+from exporter.simulation.settings import Engine
+from exporter.simulation.totals import Totals
+
+__all__ = ["KvManager"]
+
+
+class KvManager:
+    """The blocks of the requests of one engine.
+
+    Attributes:
+        pool: The blocks.
+        moved: Blocks swapped since the caller last set it to 0: they cost time.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.pool = Pool(engine.usable_blocks, caching=engine.enable_prefix_caching)
+        self.moved = 0
+        self._size = engine.block_size
+        self._swapping = engine.recovery == "swap"
+        self._swap_free = engine.swap_blocks
+
+    def blocks(self, tokens: int) -> int:
+        """Return how many blocks hold so many tokens."""
+        return -(-tokens // self._size)
+
+    def growth(self, live: Live, new: int) -> int:
+        """Return the blocks a running request needs to compute so many tokens more."""
+        return self.blocks(live.computed + new) - self.blocks(live.computed)
+
+    def enter(self, live: Live) -> None:
+        """Take note of the shared text that a new request begins with."""
+        request = live.request
+        if request.prefix is not None and self.pool.caching:
+            live.text = self.pool.text(request.prefix)
+            live.shared_blocks = request.prefix_tokens // self._size
+
+    def look_up(self, live: Live) -> tuple[list[SharedBlock], int]:
+        """Return the cached blocks of the shared text, and how many of its own a request finds again.
+
+        At least the last token is always computed, so its block is never a hit. A request's own blocks
+        are given up before the shared ones in front of them, so they are found only after all of those.
+        """
+        found: list[SharedBlock] = []
+        if live.text is not None:
+            found = live.text.find(min(live.shared_blocks, (live.tokens - 1) // self._size))
+        own = live.remnant.blocks if live.remnant and len(found) == live.shared_blocks else 0
+        return found, own
+
+    def give(self, live: Live, found: list[SharedBlock], own: int, tokens: int, totals: Totals) -> None:
+        """Give an admitted request the blocks found for it, and new ones up to so many tokens."""
+        self.pool.hold(found)
+        if live.remnant and own:
+            self.pool.claim(live.remnant)
+        live.remnant, live.shared = None, found
+        held = len(found) + own
+        if live.swapped:
+            back = max(0, self.blocks(live.swapped) - held)
+            self.moved += back
+            totals.swapped_in += back
+            self._return_swap(live)
+        self.pool.take(self.blocks(tokens) - held)
+        if live.admitted is None:
+            live.cached_tokens = held * self._size
+            totals.cached_tokens += live.cached_tokens
+
+    def share(self, live: Live, known: int) -> bool:
+        """Make the blocks of a shared text known that are full now; ``known`` of them were before.
+
+        Returns:
+            Whether there is more of the text to be found now.
+        """
+        text = live.text
+        if text is None:
+            return False
+        held = min(self.blocks(live.computed), live.shared_blocks)
+        live.shared += [SharedBlock(text, i) for i in range(len(live.shared), held)]
+        full = live.shared[known : live.computed // self._size]
+        for block in full:
+            text.register(block)
+        return bool(full)
+
+    def swap_out(self, live: Live, computed: int, totals: Totals) -> None:
+        """Copy a victim's blocks to the swap space, if that is the recovery and there is room."""
+        held = self.blocks(computed)
+        if self._swapping and 0 < held <= self._swap_free:
+            self._swap_free -= held
+            self.moved += held
+            totals.swapped_out += held
+            live.swapped = computed
+
+    def free(self, live: Live, computed: int, took: int = 0) -> None:
+        """Return a request's blocks: its own, the last of them first of all, then the shared ones.
+
+        ``took`` of its blocks are from this very step, for tokens that will not be computed now.
+        """
+        shared = len(live.shared)
+        own = max(0, computed // self._size - shared)
+        live.remnant = self.pool.release(self.blocks(computed) + took - shared - own, own)
+        if shared:
+            self.pool.let_go(live.shared)
+            live.shared = []
+
+    def forget(self, live: Live) -> None:
+        """Hear that a request is gone for good."""
+        if live.swapped:
+            self._return_swap(live)
+        if live.text is not None:
+            self.pool.leave(live.text)
+
+    def _return_swap(self, live: Live) -> None:
+        self._swap_free += self.blocks(live.swapped)
+        live.swapped = 0

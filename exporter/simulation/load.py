@@ -1,0 +1,147 @@
+"""What is asked of a server: lengths, and how fast requests come."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from exporter.analysis import holding
+from exporter.analysis.holding import Moments
+from exporter.simulation.arrivals import Arrivals, Closed, Poisson, Timed
+from exporter.simulation.dice import Dice
+from exporter.simulation.settings import Engine
+from exporter.simulation.timing import NANOSECONDS, nanoseconds
+from exporter.simulation.workload import Lengths, Request, made_up
+
+__all__ = ["Load", "fitting_seats", "held_tokens", "moments", "observed_load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load that does not change over time; exactly one of ``rate``, ``clients`` and ``trace`` is given.
+
+    Attributes:
+        prompts, outputs: Lengths in tokens, drawn independently (unused with a trace).
+        rate: Requests per second, at random (Poisson).
+        clients: Requests in flight: each that ends makes room for the next.
+        trace: Requests with their own arrival times, repeated from the start when it ends.
+        prefixes, prefix_tokens: So many shared texts of that length, one in front of each prompt.
+    """
+
+    prompts: Lengths | None = None
+    outputs: Lengths | None = None
+    rate: float | None = None
+    clients: int | None = None
+    trace: tuple[Request, ...] = ()
+    prefixes: int = 0
+    prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        given = [x for x in (self.rate, self.clients, self.trace or None) if x is not None]
+        if len(given) != 1 or (not self.trace and (self.prompts is None or self.outputs is None)):
+            raise ValueError("a load wants one of rate, clients and trace, and lengths with the first two")
+        if self.rate is not None and not self.rate > 0:
+            raise ValueError(f"rate: wanted requests per second above 0, got {self.rate}")
+        if self.clients is not None and self.clients < 1:
+            raise ValueError(f"clients: wanted at least 1, got {self.clients}")
+
+    def lengths(self) -> tuple[Lengths, Lengths]:
+        """Return the distributions of prompt and output lengths."""
+        if self.prompts is not None and self.outputs is not None:
+            return self.prompts, self.outputs
+        return (
+            Lengths(tuple((r.prompt_tokens, r.prompt_tokens, 1) for r in self.trace)),
+            Lengths(tuple((r.output_tokens, r.output_tokens, 1) for r in self.trace)),
+        )
+
+    def requests_per_second(self) -> float | None:
+        """Return the rate of arrival, or None for a closed loop."""
+        if self.trace:
+            span = self._span()
+            return len(self.trace) / span if span else None
+        return self.rate
+
+    def arrivals(self, seed: int, end: int, replicas: int = 1) -> Arrivals:
+        """Return what reaches one of so many equal servers, up to a time in nanoseconds.
+
+        A closed loop's clients are divided (rounded up), a trace is dealt out one by one.
+        """
+        if self.trace:
+            return Timed(itertools.islice(self._repeated(), seed % replicas, None, replicas), end)
+        prompts, outputs = self.lengths()
+        dice = Dice(seed)
+        requests = made_up(
+            prompts, outputs, dice.fork(), prefixes=self.prefixes, prefix_tokens=self.prefix_tokens
+        )
+        if self.clients is not None:
+            return Closed(requests, -(-self.clients // replicas), end)
+        return Poisson(requests, (self.rate or 0.0) / replicas, dice.fork(), end)
+
+    def _span(self) -> float:
+        """Seconds from the start of the trace to the start of its repetition: one mean gap after its end."""
+        last = max(r.arrival or 0 for r in self.trace) / NANOSECONDS
+        return last * len(self.trace) / max(1, len(self.trace) - 1)
+
+    def _repeated(self) -> Iterator[Request]:
+        # A trace of one moment is repeated each second.
+        span = nanoseconds(self._span()) or NANOSECONDS
+        for round_ in itertools.count():
+            for i, request in enumerate(self.trace):
+                arrival = (request.arrival or 0) + round_ * span
+                yield replace(request, id=round_ * len(self.trace) + i, arrival=arrival)
+
+
+def observed_load(
+    prompts: Lengths,
+    outputs: Lengths,
+    *,
+    arrivals_per_second: float,
+    running: float,
+    waiting: float,
+    prefix_hit_ratio: float = 0.0,
+) -> Load:
+    """Return the load that explains what was observed of an engine, by means over a window.
+
+    An engine with a standing queue is fed by clients that wait for it: an open loop at its own pace
+    would be at the edge, where the queue is chance. It becomes a closed loop of as many clients as
+    requests were running and waiting; an engine without a queue gets random arrivals. Prefix hits
+    become one text of the right length in front of every prompt.
+    """
+    shared = round(prefix_hit_ratio * prompts.mean)
+    prefixes = 1 if shared else 0
+    if waiting >= 1:
+        clients = max(1, round(running + waiting))
+        return Load(prompts, outputs, clients=clients, prefixes=prefixes, prefix_tokens=shared)
+    return Load(prompts, outputs, rate=arrivals_per_second, prefixes=prefixes, prefix_tokens=shared)
+
+
+def held_tokens(load: Load) -> tuple[float, float]:
+    """Return mean and standard deviation of the tokens a *running* request holds (`holding.held`)."""
+    prompts, outputs = load.lengths()
+    return holding.held(moments(prompts), moments(outputs))
+
+
+def moments(lengths: Lengths) -> Moments:
+    """Return E[X], E[X^2], E[X^3] of a distribution of lengths."""
+    total = sum(weight for _, _, weight in lengths.ranges)
+    sums = [0.0, 0.0, 0.0]
+    for least, most, weight in lengths.ranges:
+        count = most - least + 1
+        for power in (1, 2, 3):
+            below = _power_sum(most, power) - _power_sum(least - 1, power)
+            sums[power - 1] += weight * below / count
+    return sums[0] / total, sums[1] / total, sums[2] / total
+
+
+def _power_sum(n: int, power: int) -> int:
+    """Return 1 + 2^power + ... + n^power (Faulhaber)."""
+    if power == 1:
+        return n * (n + 1) // 2
+    if power == 2:  # noqa: PLR2004 -- squares
+        return n * (n + 1) * (2 * n + 1) // 6
+    return (n * (n + 1) // 2) ** 2
+
+
+def fitting_seats(load: Load, engine: Engine) -> int:
+    """Return the most requests whose held tokens fit into the pool (`holding.seats`), at least 1."""
+    capacity = engine.usable_blocks * engine.block_size
+    return max(1, holding.seats(capacity, *held_tokens(load), engine.block_size))

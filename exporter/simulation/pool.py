@@ -1,0 +1,204 @@
+"""The paged KV pool: counts of blocks, and the order in which cached ones are given up.
+
+vLLM hands out blocks from the head of one free queue. Blocks without a cached text return to its head,
+cached ones to its tail, a request's last block first; a block that is found again leaves the queue.
+What a private block is called does not matter, so a request's own blocks are a count here: a released
+chain is one `Remnant` in the queue, eaten from its end. Only blocks of a text that several requests
+begin with are objects of their own (`SharedBlock`), because each can be held by many.
+"""
+
+from collections import OrderedDict
+from typing import Protocol
+
+__all__ = ["Pool", "Remnant", "SharedBlock", "SharedText"]
+
+
+class _Cached(Protocol):
+    """What stands in the queue of released, still cached blocks."""
+
+    blocks: int
+
+    def lose(self, count: int) -> None:
+        """Give up this many blocks to somebody else."""
+
+
+class Remnant:
+    """The private blocks of a request that were full when it released them, as far as they survive."""
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+    def lose(self, count: int) -> None:
+        """Give up blocks, the last of the chain first: what survives is a prefix."""
+        self.blocks -= count
+
+
+class SharedBlock:
+    """One block of a text that several requests may begin with."""
+
+    __slots__ = ("blocks", "index", "refs", "registered", "text")
+
+    def __init__(self, text: "SharedText", index: int) -> None:
+        self.text = text
+        self.index = index
+        self.refs = 1
+        self.registered = False
+        self.blocks = 1
+
+    def lose(self, count: int) -> None:  # noqa: ARG002 -- it is one block
+        """Give the block up: its text cannot be found here any more."""
+        self.text.drop(self)
+
+
+class SharedText:
+    """A text that prompts begin with: which blocks hold which part of it, duplicates included."""
+
+    __slots__ = ("chain", "members", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members = 0
+        self.chain: dict[int, list[SharedBlock]] = {}
+
+    def find(self, limit: int) -> list[SharedBlock]:
+        """Return the cached blocks from the start up to the first gap, at most ``limit``."""
+        found = []
+        for index in range(limit):
+            holders = self.chain.get(index)
+            if not holders:
+                break
+            found.append(holders[0])
+        return found
+
+    def register(self, block: SharedBlock) -> None:
+        """Remember that a block now holds its part of the text."""
+        if not block.registered:
+            block.registered = True
+            self.chain.setdefault(block.index, []).append(block)
+
+    def drop(self, block: SharedBlock) -> None:
+        """Forget a block."""
+        block.registered = False
+        holders = self.chain[block.index]
+        holders.remove(block)
+        if not holders:
+            del self.chain[block.index]
+
+
+class Pool:
+    """A pool of ``size`` usable blocks (without the null block).
+
+    Attributes:
+        free: Blocks nobody holds, cached or not: what vLLM's usage gauge counts as free.
+        size: All usable blocks.
+    """
+
+    __slots__ = ("_blank", "_queue", "_texts", "_tidy_at", "caching", "free", "size")
+
+    def __init__(self, size: int, *, caching: bool) -> None:
+        self.size = size
+        self.free = size
+        self.caching = caching
+        self._blank = size
+        self._queue: OrderedDict[_Cached, None] = OrderedDict()
+        self._texts: dict[str, SharedText] = {}
+        self._tidy_at = 2 * size
+
+    def take(self, count: int) -> None:
+        """Take blocks that are free, from the head of the queue; their cached texts are lost."""
+        self.free -= count
+        self._blank -= count
+        if self._blank < 0:
+            self._evict(-self._blank)
+            self._blank = 0
+
+    def _evict(self, count: int) -> None:
+        queue = self._queue
+        while count:
+            oldest = next(iter(queue))
+            blocks = oldest.blocks
+            if blocks <= count:
+                del queue[oldest]
+                oldest.lose(blocks)
+                count -= blocks
+            else:
+                oldest.lose(count)
+                return
+
+    def release(self, blank: int, full: int) -> Remnant | None:
+        """Return private blocks; the ``full`` ones stay cached. Returns what can be claimed later."""
+        self.free += blank + full
+        if not self.caching:
+            self._blank += blank + full
+            return None
+        self._blank += blank
+        if not full:
+            return None
+        remnant = Remnant(full)
+        self._queue[remnant] = None
+        return remnant
+
+    def claim(self, remnant: Remnant) -> None:
+        """Take a remnant's surviving blocks back into use."""
+        if remnant.blocks:
+            del self._queue[remnant]
+            self.free -= remnant.blocks
+            remnant.blocks = 0
+
+    def text(self, name: str) -> SharedText:
+        """Return the shared text of a name, for one more member."""
+        text = self._texts.setdefault(name, SharedText(name))
+        text.members += 1
+        return text
+
+    def leave(self, text: SharedText) -> None:
+        """Hear that a member of a shared text is gone for good; forget texts nobody can need."""
+        text.members -= 1
+        if len(self._texts) > self._tidy_at:
+            # Now and then, so that the names of conversations long over do not pile up.
+            self._texts = {n: t for n, t in self._texts.items() if t.members or t.chain}
+            self._tidy_at = 2 * max(self.size, len(self._texts))
+
+    def hold(self, blocks: list[SharedBlock]) -> None:
+        """Hold cached shared blocks once more."""
+        for block in blocks:
+            if not block.refs:
+                del self._queue[block]
+                self.free -= 1
+            block.refs += 1
+
+    def let_go(self, blocks: list[SharedBlock]) -> None:
+        """Hold shared blocks once less, the last of the chain first; whoever lets go last frees a block."""
+        for block in reversed(blocks):
+            block.refs -= 1
+            if block.refs:
+                continue
+            self.free += 1
+            if block.registered:
+                self._queue[block] = None
+            else:
+                self._blank += 1
+
+    def reset(self) -> bool:
+        """Forget every cached text; refused (False) while a block is held, as in vLLM."""
+        if self.free != self.size:
+            return False
+        for cached in self._queue:
+            cached.lose(cached.blocks)
+        self._queue.clear()
+        self._blank = self.free
+        return True
+
+    @property
+    def cached(self) -> int:
+        """Free blocks whose text can still be found."""
+        return sum(entry.blocks for entry in self._queue)
+
+    def check(self) -> None:
+        """Verify that free blocks are exactly the blank and the cached ones (for tests)."""
+        if self.free != self._blank + self.cached or not 0 <= self.free <= self.size:
+            raise AssertionError(
+                f"{self.free} free of {self.size}, {self._blank} blank, {self.cached} cached"
+            )

@@ -1,0 +1,97 @@
+"""A forecast for people (a table) and for programs (JSON)."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from exporter.simulation.whatif import Figure, Forecast, Row, spread
+
+__all__ = ["as_json", "render"]
+
+_COLUMNS: Final = (
+    ("preempt/min", "preemptions_per_minute", "{:.1f}"),
+    ("per request", "preemptions_per_request", "{:.2f}"),
+    ("recomputed", "recomputed_ratio", "{:.1%}"),
+    ("KV peak", "kv_peak_ratio", "{:.0%}"),
+    ("queue s", "queue_seconds", "{:.2f}"),
+    ("tokens/s", "output_tokens_per_second", "{:.0f}"),
+    ("e2e p50", "e2e_p50_seconds", "{:.2f}"),
+    ("e2e p95", "e2e_p95_seconds", "{:.2f}"),
+)
+
+
+def render(result: Forecast) -> str:
+    """Return the forecast as a table for a terminal: each figure with its ratio to now."""
+    header = ["change", *(title for title, _, _ in _COLUMNS), "verdict"]
+    table = [header, *(_cells(row) for row in (result.present, *result.rows))]
+    widths = [max(len(line[i]) for line in table) for i in range(len(header))]
+    lines = [result.calibration.sentence, ""]
+    for line in table:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:-1], widths[1:-1], strict=True)]
+        lines.append("  ".join([*cells, line[-1]]).rstrip())
+    lines += ["", *_notes(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> list[str]:
+    cells = [row.candidate.label]
+    for _, name, form in _COLUMNS:
+        figure = row.figures.get(name)
+        text = "-" if figure is None else form.format(figure.mean)
+        if figure is not None and figure.ratio is not None:
+            text += f" x{figure.ratio:.2f}"
+        cells.append(text)
+    return [*cells, row.verdict]
+
+
+def _notes(result: Forecast) -> Iterator[str]:
+    yield (
+        f"{result.seeds} runs each, {result.warm_up:.0f} s to warm up and {result.duration:.0f} s measured; "
+        "ranked by throughput and latency, not by preemptions"
+    )
+    share = spread(result.present.figures.get("output_tokens_per_second"))
+    yield f"the runs of the present differ by +-{share:.1%} in tokens/s"
+    labels: dict[str, list[str]] = {}
+    for row in (result.present, *result.rows):
+        if row.candidate.note:
+            labels.setdefault(row.candidate.note, []).append(row.candidate.label)
+        if row.stuck:
+            yield f"{row.candidate.label}: the engine stops for good: {row.stuck}"
+    for note, changes in labels.items():
+        yield f"{', '.join(changes)}: {note}"
+
+
+def as_json(result: Forecast) -> dict[str, Any]:
+    """Return the forecast as a JSON object."""
+    calibration = result.calibration
+    return {
+        "calibration": {
+            "observed_preemptions_per_minute": calibration.observed,
+            "simulated_preemptions_per_minute": _figure(calibration.simulated),
+            "trusted": calibration.trusted,
+            "sentence": calibration.sentence,
+        },
+        "simulated": {
+            "seeds": result.seeds,
+            "warm_up_seconds": result.warm_up,
+            "seconds": result.duration,
+        },
+        "now": _row(result.present),
+        "candidates": [_row(row) for row in result.rows],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "change": row.candidate.label,
+        "fixes": list(row.candidate.fixes),
+        "note": row.candidate.note,
+        "verdict": row.verdict,
+        "score": row.score,
+        "stuck": row.stuck,
+        "figures": {name: _figure(figure) for name, figure in row.figures.items()},
+    }
+
+
+def _figure(figure: Figure) -> dict[str, float | None]:
+    return {"mean": figure.mean, "least": figure.least, "most": figure.most, "ratio_to_now": figure.ratio}

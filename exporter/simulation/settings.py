@@ -1,0 +1,74 @@
+"""The engine's settings that decide preemption, named after vLLM's flags."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exporter.simulation.timing import StepTime
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine: its pool, its limits and how long its steps take.
+
+    Attributes:
+        num_gpu_blocks: Blocks of the pool, the null block included: one is never used.
+        block_size: Tokens a block holds.
+        max_num_seqs: Seats: requests running at once.
+        max_num_batched_tokens: Tokens scheduled in one step at most.
+        max_model_len: Longest sequence; longer outputs are cut, longer prompts refused. None: no limit.
+        watermark: Share of the pool kept free when a request is admitted while others run (0.24+).
+        enable_prefix_caching: Freed full blocks can be found again until they are reused.
+        reserve_full_prompt: ``scheduler_reserve_full_isl`` (0.19+): admit only if the whole context fits.
+        enable_chunked_prefill: A prompt may be computed over several steps.
+        policy: ``fcfs`` or ``priority``.
+        async_scheduling: The next step is scheduled before the last one's output is known.
+        recovery: ``recompute`` (V1), or ``swap`` to host memory (V0's other way, for comparison).
+        swap_blocks: Blocks that fit into the swap space; a victim that does not fit is recomputed.
+        step_time: What a step costs.
+
+    Raises:
+        ValueError: for settings that vLLM refuses too; the message names them.
+    """
+
+    num_gpu_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    watermark: float = 0.0
+    enable_prefix_caching: bool = True
+    reserve_full_prompt: bool = True
+    enable_chunked_prefill: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = False
+    recovery: Literal["recompute", "swap"] = "recompute"
+    swap_blocks: int = 0
+    step_time: StepTime = field(default_factory=StepTime)
+
+    def __post_init__(self) -> None:
+        if self.num_gpu_blocks < 2:  # noqa: PLR2004 -- the null block and one more
+            raise ValueError(
+                f"num_gpu_blocks: wanted at least 2 (one is the null block), got {self.num_gpu_blocks}"
+            )
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: wanted at least max_num_seqs ({self.max_num_seqs}), "
+                f"got {self.max_num_batched_tokens}"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark: wanted a share from 0 to below 1, got {self.watermark}")
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can hold: all but the null block."""
+        return self.num_gpu_blocks - 1
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that the watermark keeps free at admission."""
+        return int(self.watermark * self.num_gpu_blocks)

@@ -1,0 +1,170 @@
+"""``simulate run`` as a person or a program meets it."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from exporter import simulate as command
+
+WORKLOAD = str(Path(__file__).parent / "truth" / "workload.json")
+
+
+@pytest.fixture
+def simulate(capsys):
+    """A function that runs the command; its exit code, output and errors."""
+
+    def call(*arguments):
+        parser = argparse.ArgumentParser(prog="simulate")
+        command.add_arguments(parser)
+        code = command.run(parser.parse_args(["run", *arguments]))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_a_real_run_is_simulated_from_the_shell(simulate):
+    """The fields that were promised, among others, as one JSON object."""
+    code, out, err = simulate(
+        "--workload", WORKLOAD, "--num-gpu-blocks", "150", "--block-size", "32", "--max-num-seqs", "32",
+        "--max-num-batched-tokens", "2048", "--watermark", "0.05", "--arrivals", "burst", "--json",
+    )  # fmt: skip
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert result["preemptions"] == pytest.approx(54, abs=2)
+    assert result["engine_steps"] == pytest.approx(3850, rel=0.01)
+    assert result["kv_peak_ratio"] == 1.0
+    assert result["output_tokens"] == 30589
+    assert result["recomputed_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--arrivals", "closed", "--clients", "32"],
+        ["--arrivals", "poisson", "--rate", "2", "--seed", "3"],
+        ["--no-prefix-caching", "--policy", "priority"],
+        ["--recovery", "swap", "--swap-blocks", "50"],
+        ["--async-scheduling", "--no-full-prompt-reservation", "--max-model-len", "2048"],
+        ["--no-chunked-prefill"],
+    ],
+    ids=" ".join,
+)
+def test_every_request_is_finished_whatever_the_settings(simulate, more):
+    """Each way to arrive, to recover and to schedule does all the work."""
+    arguments = ["--workload", WORKLOAD, "--num-gpu-blocks", "200", "--block-size", "32", "--json"]
+    code, out, _ = simulate(*arguments, *more)
+    assert code == 0
+    assert json.loads(out)["finished"] == 64
+
+
+def test_a_person_gets_lines(simulate):
+    """What did not happen is left out."""
+    _, out, _ = simulate("--workload", WORKLOAD, "--num-gpu-blocks", "200", "--block-size", "32")
+    lines = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
+    assert lines["requests finished"] == "64"
+    assert lines["KV peak"] == "100.0%"
+    assert "blocks swapped out" not in lines
+
+
+def test_a_duration_repeats_the_requests(simulate):
+    """A closed loop of 4 goes on for ten minutes with the 64 requests of the file."""
+    arguments = ["--workload", WORKLOAD, "--num-gpu-blocks", "900", "--arrivals", "closed", "--clients", "4"]
+    _, out, _ = simulate(*arguments, "--duration", "600", "--json")
+    result = json.loads(out)
+    assert result["finished"] > 300
+    assert result["seconds"] > 600
+
+
+def test_a_trace_is_read_by_its_name(simulate, tmp_path):
+    """CSV, with arrival times in seconds."""
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n60,100,10\n")
+    _, out, _ = simulate("--workload", str(path), "--num-gpu-blocks", "99", "--arrivals", "trace", "--json")
+    assert json.loads(out)["seconds"] > 60
+
+
+def test_step_times_can_be_given(simulate):
+    """Only a fixed part: as many seconds as steps, times that."""
+    arguments = ["--workload", WORKLOAD, "--num-gpu-blocks", "900", "--json"]
+    times = ["--step-fixed-ms", "2", "--step-token-us", "0", "--step-sequence-us", "0"]
+    result = json.loads(simulate(*arguments, *times)[1])
+    assert result["seconds"] == pytest.approx(0.002 * result["steps"])
+
+
+def test_an_engine_that_is_stuck_says_so(simulate):
+    """In the result, and for a person who reads only what goes wrong."""
+    code, out, err = simulate(
+        "--workload", WORKLOAD, "--num-gpu-blocks", "10", "--block-size", "32", "--json"
+    )
+    assert code == 0
+    assert "can never be scheduled" in json.loads(out)["stuck"]
+    assert err.startswith("simulate run: the engine is stuck: request 0 needs 12 blocks")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--workload", "no/such/file.json"], "no such file or directory"),
+        (["--num-gpu-blocks", "1"], "num_gpu_blocks: wanted at least 2"),
+        (["--max-num-batched-tokens", "8"], "max_num_batched_tokens: wanted at least max_num_seqs"),
+        (["--arrivals", "poisson"], "wants --rate"),
+        (["--arrivals", "trace"], "request 0 has none"),
+        (["--arrivals", "closed", "--clients", "0"], "at least 1 client"),
+        (["--duration", "60"], "wants arrivals closed or poisson"),
+        (["--step-token-us", "nan"], "--step-token-us: wanted a time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(simulate, more, message):
+    """With exit code 2 and one line that says what was wanted."""
+    code, out, err = simulate("--workload", WORKLOAD, "--num-gpu-blocks", "200", *more)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["not json", "{}", '{"requests": [{}]}'])
+def test_a_broken_file_is_named(simulate, tmp_path, text):
+    """The path comes with the reason."""
+    path = tmp_path / "workload.json"
+    path.write_text(text)
+    code, _, err = simulate("--workload", str(path), "--num-gpu-blocks", "200")
+    assert code == 2
+    assert str(path) in err
+
+
+def test_chosen_fields_are_printed_a_line_each(simulate):
+    """In the order asked for; a field that there is not is bad usage."""
+    arguments = ("--workload", WORKLOAD, "--num-gpu-blocks", "200", "--block-size", "32")
+    _, out, _ = simulate(*arguments, "--show", "finished,kv_peak_ratio,stuck")
+    assert out == "finished       64\nkv_peak_ratio  1.00\nstuck          None\n"
+    with pytest.raises(SystemExit):
+        simulate(*arguments, "--show", "wings")
+
+
+def compare(runs):
+    """``simulate compare`` of a file of runs; the exit code."""
+    parser = argparse.ArgumentParser(prog="simulate")
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(["compare", str(runs), "--workload", WORKLOAD]))
+
+
+def test_runs_of_a_server_are_held_against_simulated_ones(capsys, tmp_path):
+    """A Markdown table, a row per run."""
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "mode,num_gpu_blocks,block_size,max_num_seqs,watermark,preemptions,engine_steps,output_tokens,"
+        "peak_kv_usage\nburst,300,32,16,0.0,0,2199,30589,0.9766\n"
+    )
+    assert compare(path) == 0
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row == "| burst | 300 | 16 | 0 | 0 | 0 | 2199 | 2199 (+0.0%) | 0.977 | 0.997 |"
+
+
+def test_a_table_of_runs_without_a_column_is_named(capsys, tmp_path):
+    """With what is wanted."""
+    path = tmp_path / "runs.csv"
+    path.write_text("mode,num_gpu_blocks\nburst,300\n")
+    assert compare(path) == 2
+    assert "block_size is missing" in capsys.readouterr().err
