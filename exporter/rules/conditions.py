@@ -1,0 +1,106 @@
+"""When an alert over the sidecar's series holds, in PromQL."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from exporter.analysis.catalogue import Severity, Verdict
+from exporter.config import AnalysisConfig
+from exporter.publish.alerts import PAGE_SHARE, Alert
+from exporter.rules.promql import Series, aggregated, equals
+
+__all__ = ["Conditions"]
+
+_MISSING: Final = "metrics_missing"
+
+
+class Conditions:
+    """The conditions of one installation.
+
+    Aggregations merge what scrapes of several jobs see of the same engine, and drop job, instance,
+    container and endpoint.
+    """
+
+    def __init__(self, series: Series, labels: Mapping[str, tuple[str, ...]]) -> None:
+        """Take the series and, by scope, the labels that an alert has."""
+        self._series = series
+        self._engine, self._model, self._target = labels["engine"], labels["model"], labels["target"]
+
+    def of(self, alert: Alert) -> str:
+        """The expression of one alert."""
+        entry = alert.entry
+        if not isinstance(entry, Verdict):
+            return self._missing() if alert.scope == "target" else self._finding(alert)
+        if alert.scope == "target":
+            return self._target_in(entry.name)
+        condition = self._critical(entry) if alert.critical_only else self._in(entry.name)
+        if alert.scope == "model":
+            return self._share(entry, condition)
+        # An engine that is gone is in this verdict too; that has an alert of its own.
+        gone = f"\nunless on ({', '.join(self._target)})\n{self._missing()}"
+        return condition + (gone if entry.name == _MISSING else "")
+
+    def down(self, job: str) -> str:
+        """Exporters whose scrapes fail: those of the job, and what showed our series within the hour."""
+        seen = f"last_over_time({self._series.of('exporter_build')}[1h])"
+        of_job, all_jobs = self._series.scrape(equals("job", job)), self._series.scrape()
+        scrapes = f"{of_job}\nor\n{all_jobs} and on (job, instance) {seen}"
+        return f"{aggregated('max', self._target, scrapes)} == 0"
+
+    def absent(self, job: str) -> str:
+        """Neither a target of the job nor a series of any exporter."""
+        target = self._series.scrape(equals("job", job))
+        return f"absent({target})\nunless on ()\n{self._series.last('exporter_build')}"
+
+    def verdict(self, name: str) -> str:
+        """1 for each engine in the verdict, 0 for the others."""
+        return aggregated("max", self._engine, self._series.last("verdict", equals("verdict", name)))
+
+    def _in(self, name: str) -> str:
+        return f"{self.verdict(name)} == 1"
+
+    def _critical(self, verdict: Verdict) -> str:
+        """In the verdict, and where that alone is not critical: with a queue that hardly drains.
+
+        The verdict's series tells no severity. The exporter lifts it where more wait than finish in
+        `analysis.drain_critical`; the same is asked of the two series here.
+        """
+        if verdict.severity is Severity.CRITICAL:
+            return self._in(verdict.name)
+        waiting = f"avg_over_time({self._series.of('requests_waiting')}[5m])"
+        finished = f"rate({self._series.of('requests_finished')}[5m])"
+        return (
+            f"{self._in(verdict.name)}\nand\n{aggregated('max', self._engine, waiting)}\n"
+            f"> {AnalysisConfig().drain_critical:g} *\n{aggregated('max', self._engine, finished)}"
+        )
+
+    def _share(self, verdict: Verdict, condition: str) -> str:
+        """The share of a model's engines for which a condition holds."""
+        simple = condition == self._in(verdict.name)
+        part = (
+            aggregated("sum", self._model, self.verdict(verdict.name))
+            if simple
+            else aggregated("count", self._model, condition)
+        )
+        whole = aggregated("count", self._model, self.verdict(verdict.name))
+        return f"{part}\n/\n{whole}\n>= {PAGE_SHARE}"
+
+    def _target_in(self, name: str) -> str:
+        """The verdict of a server; where one of its engines is in that verdict the engine is named instead.
+
+        A server that cannot be reached is named only where no engine was ever read.
+        """
+        whole = aggregated("max", self._target, self._series.last("target_verdict", equals("verdict", name)))
+        engines = self._series.last("verdict", equals("verdict", name)) + (
+            " == 1" if name == _MISSING else ""
+        )
+        on = ", ".join(self._target)
+        return f"{whole} == 1\nunless on ({on})\n{aggregated('max', self._target, engines)}"
+
+    def _missing(self) -> str:
+        return f"{aggregated('max', self._target, self._series.most('engines_missing'))} > 0"
+
+    def _finding(self, alert: Alert) -> str:
+        row = {"model": "model_finding", "engine": "finding"}[alert.scope]
+        labels = {"model": self._model, "engine": self._engine}[alert.scope]
+        series = self._series.last(row, equals("finding", alert.entry.name))
+        return f"{aggregated('max', labels, series)} == 1"

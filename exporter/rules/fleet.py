@@ -1,0 +1,57 @@
+"""Recording rules: the view of all engines, by cluster, namespace and model."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from exporter.rules.form import Rule
+from exporter.rules.promql import Series, aggregated, block
+
+__all__ = ["fleet"]
+
+_LEVEL: Final = "cluster_namespace_model"
+
+
+def fleet(series: Series, labels: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
+    """All recording rules."""
+    engine, model = labels["engine"], labels["model"]
+    yield from _rates(series, model)
+    by_verdict = (*model, "verdict")
+    spent = f"rate({series.of('verdict_seconds')}[5m])"
+    yield Rule(
+        f"{_LEVEL}_verdict:{series.of('verdict_seconds').partition('{')[0].removesuffix('_total')}:share_rate5m",
+        f"{aggregated('sum', by_verdict, spent)}\n/ ignoring (verdict) group_left ()\n"
+        f"{aggregated('sum', model, spent)}",
+        "Share of the engines' time in each verdict, 0-1; all verdicts of a model add up to 1.",
+    )
+    yield Rule(
+        f"{_LEVEL}_verdict:vllm_pressure_engines:sum",
+        aggregated("sum", by_verdict, aggregated("max", (*engine, "verdict"), series.last("verdict"))),
+        "Engines in each verdict.",
+    )
+    yield from _peaks(series, engine, model)
+
+
+def _peaks(series: Series, engine: tuple[str, ...], model: tuple[str, ...]) -> Iterator[Rule]:
+    peak = block(aggregated("max", engine, series.most("kv_usage_max_ratio")))
+    comment = (
+        "Of the engines' highest KV usage within a minute: the median engine, the ninth of ten, the fullest."
+    )
+    for quantile, name in (("0.5", "p50"), ("0.9", "p90"), ("1", "max")):
+        yield Rule(
+            f"{_LEVEL}:vllm_pressure_kv_usage_max_ratio:{name}",
+            f"quantile by ({', '.join(model)}) (\n  {quantile},\n{peak}\n)",
+            comment,
+        )
+        comment = ""
+
+
+def _rates(series: Series, model: tuple[str, ...]) -> Iterator[Rule]:
+    preempted = aggregated("sum", model, f"rate({series.of('preemptions')}[5m])")
+    finished = aggregated("sum", model, f"rate({series.of('requests_finished')}[5m])")
+    yield Rule(f"{_LEVEL}:vllm_pressure_preemptions:rate5m", preempted, "Preemptions per second.")
+    yield Rule(f"{_LEVEL}:vllm_pressure_requests_finished:rate5m", finished, "Finished requests per second.")
+    yield Rule(
+        f"{_LEVEL}:vllm_pressure_preemptions_per_finished_request:ratio_rate5m",
+        f"{preempted}\n/\n({finished} > 0)",
+        "Preemptions per finished request; absent while nothing finishes.",
+    )

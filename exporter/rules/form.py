@@ -1,0 +1,152 @@
+"""Rules as values, and the two forms in which they are written: Prometheus' own and the operator's."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import yaml
+
+from exporter.rules.options import Options
+
+__all__ = ["Group", "Hold", "Rule", "adapted", "alert_names", "prometheus", "prometheusrule"]
+
+_PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """How long a condition must hold before its alert fires, and how long the alert stays after its end.
+
+    Attributes:
+        wait: ``for``; empty is at once.
+        keep: ``keep_firing_for``; empty is not at all.
+        why_wait: the reason for the one.
+        why_keep: the reason for the other.
+    """
+
+    wait: str
+    why_wait: str
+    keep: str = ""
+    why_keep: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A recording rule or an alert.
+
+    Attributes:
+        name: of the series or of the alert.
+        expr: PromQL, of one or more lines.
+        comment: what a reader of the file should know.
+        hold: of an alert; None makes it a recording rule.
+    """
+
+    name: str
+    expr: str
+    comment: str = ""
+    hold: Hold | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that are evaluated together, one after the other."""
+
+    name: str
+    rules: tuple[Rule, ...]
+
+
+def adapted(groups: Iterable[Group], options: Options) -> tuple[Group, ...]:
+    """Without the alerts that are disabled, with the labels that are added."""
+    kept = []
+    for group in groups:
+        rules = tuple(
+            replace(rule, labels={**options.labels, **rule.labels}) if rule.hold else rule
+            for rule in group.rules
+            if rule.hold is None or rule.name not in options.disabled
+        )
+        if rules:
+            kept.append(replace(group, rules=rules))
+    return tuple(kept)
+
+
+def alert_names(groups: Iterable[Group]) -> tuple[str, ...]:
+    """Every alert, each once, in the order of the rules."""
+    return tuple(dict.fromkeys(rule.name for group in groups for rule in group.rules if rule.hold))
+
+
+def prometheus(groups: Iterable[Group], head: str) -> str:
+    """A rule file of Prometheus, Mimir, Thanos and vmalert."""
+    return "\n".join([*_comment(head, ""), "groups:", *_groups(groups, "  ")]) + "\n"
+
+
+def prometheusrule(groups: Iterable[Group], head: str, name: str) -> str:
+    """The same as a custom resource of the Prometheus operator."""
+    lines = [
+        *_comment(head, ""),
+        "apiVersion: monitoring.coreos.com/v1",
+        "kind: PrometheusRule",
+        "metadata:",
+        f"  name: {name}",
+        "spec:",
+        "  groups:",
+        *_groups(groups, "    "),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _groups(groups: Iterable[Group], indent: str) -> Iterator[str]:
+    for group in groups:
+        yield f"{indent}- name: {group.name}"
+        yield f"{indent}  interval: 15s"
+        yield f"{indent}  rules:"
+        for rule in group.rules:
+            yield from _rule(rule, indent + "    ")
+
+
+def _rule(rule: Rule, indent: str) -> Iterator[str]:
+    yield from _comment(rule.comment, indent)
+    yield f"{indent}- {'record' if rule.hold is None else 'alert'}: {rule.name}"
+    yield from _scalar("expr", rule.expr, indent + "  ")
+    if rule.hold is not None:
+        yield from _hold(rule.hold, indent + "  ")
+    for key, values in (("labels", rule.labels), ("annotations", rule.annotations)):
+        if values:
+            yield f"{indent}  {key}:"
+            for name, value in values.items():
+                yield from _scalar(name, value, indent + "    ")
+
+
+def _hold(hold: Hold, indent: str) -> Iterator[str]:
+    if not hold.wait:
+        yield from _comment(f"no for: {hold.why_wait}", indent)
+    for key, value, why in (
+        ("for", hold.wait, hold.why_wait),
+        ("keep_firing_for", hold.keep, hold.why_keep),
+    ):
+        if value:
+            yield f"{indent}{key}: {value}  # {why}"
+
+
+def _comment(text: str, indent: str) -> Iterator[str]:
+    for line in text.splitlines():
+        yield f"{indent}# {line}".rstrip()
+
+
+def _scalar(key: str, value: str, indent: str) -> Iterator[str]:
+    if "\n" in value:
+        yield f"{indent}{key}: |-"
+        yield from (f"{indent}  {line}".rstrip() for line in value.splitlines())
+    else:
+        yield f"{indent}{key}: {_one_line(value)}"
+
+
+def _one_line(value: str) -> str:
+    """A value on one line: as it is where YAML reads it as that text, else in quotes."""
+    plain = _PLAIN.fullmatch(value) or value[:1].isalpha()
+    if plain and "#" not in value and ": " not in value and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,212 @@
+"""The alerts of the rules without the sidecar: when each holds for an engine, and what it can say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from exporter.analysis.catalogue import Severity
+from exporter.publish.alerts import Number
+from exporter.rules.form import Hold
+from exporter.rules.native_signals import RECORDED, recorded
+from exporter.rules.options import Thresholds
+from exporter.rules.promql import block
+from exporter.rules.times import FLAPS, QUEUED, RESTARTS
+
+__all__ = ["NativeAlert", "native_alerts"]
+
+_RATE: Final = Number("preempting", "preemptions/s", "rate")
+_KV: Final = Number("kv_max", "KV usage up to", "percent")
+_RUNNING: Final = Number("running", "running", "count")
+_WAITING: Final = Number("waiting_low", "waiting", "count")
+_DEFERRED: Final = Number("deferred_low", "of them deferred", "count")
+_LOST: Final = Hold("1m", "three minutes have passed already in which nothing moved", "2m", FLAPS)
+_WAVE: Final = Hold("1m", "a wave that ends within a minute needs nobody", "2m", FLAPS)
+_MISSING: Final = Hold("5m", "a roll-out shows odd pages for a while", "5m", "one good scrape is no end")
+_AT_ONCE: Final = Hold("", "it has happened; the window of the expression keeps it for a quarter of an hour")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeAlert:
+    """One alert.
+
+    Attributes:
+        name: without ``VllmNative``.
+        entry: the verdict or finding whose words it borrows.
+        condition: PromQL per engine.
+        hold: how long it must hold.
+        shown: what the description tells, by our words for recorded series.
+        summary: its own sentence, where it can prove less than the verdict.
+        comment: for the reader of the file.
+        page: whether the model pages by it too.
+        severity: of the alert of one engine.
+    """
+
+    name: str
+    entry: str
+    condition: str
+    hold: Hold
+    shown: tuple[Number, ...] = ()
+    summary: str = ""
+    comment: str = ""
+    page: bool = False
+    severity: Severity = Severity.WARNING
+
+
+def native_alerts(
+    unreachable: str, missing: str, thresholds: Thresholds
+) -> Mapping[str, tuple[NativeAlert, ...]]:
+    """All alerts by topic, in the order of triage.
+
+    Args:
+        unreachable: PromQL of the engines on servers that cannot be scraped.
+        missing: PromQL of servers without vLLM's series, and of engines without KV usage.
+        thresholds: what values are held against.
+    """
+    conditions = _Conditions(thresholds)
+    return {
+        "availability": _availability(unreachable, missing),
+        "progress": _progress(conditions),
+        "preemption": _preemption(conditions),
+        "queue": _queue(conditions),
+        "information": (
+            NativeAlert(
+                "Restarted",
+                "restarted",
+                f"{recorded('resets')} > 0",
+                _AT_ONCE,
+                severity=Severity.INFO,
+            ),
+        ),
+    }
+
+
+class _Conditions:
+    """What several alerts ask or rule out."""
+
+    def __init__(self, t: Thresholds) -> None:
+        r = {word: recorded(word) for word in RECORDED}
+        self.running, self.waiting = f"{r['running_min']} > 0", f"{r['waiting_low']} > 0"
+        self.none_runs = f"{r['running_max']} == 0"
+        self.full = f"{r['kv_max']} >= {t.kv_full:g}"
+        self.room = f"{r['kv_max']} < {t.kv_room:g}"
+        self.still = "\nunless ".join(
+            (f"{r['tokens']} == 0", *(f"{r[word]} > 0" for word in ("prompts", "steps", "kv_changes")))
+        )
+        self.plateau = f"{r['running_low']} >= {t.seats:g}\nand {r['running_max']} - {r['running_low']} <= 1"
+        self.deferred = (
+            f"{r['deferred_low']} > 0\nand {r['deferred_low']} >= {t.deferred_share:g} * {r['waiting_low']}"
+        )
+        self.storm = (
+            f"{r['preempted']} >= {t.preemptions:g}\n"
+            f"and {r['preempted']}\n"
+            f"  >= {t.preemptions_per_request:g} * clamp_min({r['finished']} or 0 * {r['preempted']}, 1)\n"
+            f"and {r['preempting']} * {t.seconds_between:g} > {r['running']}\n"
+            f"and {self.full}"
+        )
+
+
+def _unless(*conditions: str) -> str:
+    return "".join(f"\nunless (\n{block(condition)}\n)" for condition in conditions)
+
+
+def _availability(unreachable: str, missing: str) -> tuple[NativeAlert, ...]:
+    return (
+        NativeAlert(
+            "Unreachable",
+            "unreachable",
+            unreachable,
+            RESTARTS,
+            summary="Prometheus cannot scrape a vLLM server.",
+            comment="A server that was scraped within the hour, and now every scrape fails.",
+            page=True,
+        ),
+        NativeAlert(
+            "MetricsMissing",
+            "metrics_missing",
+            missing,
+            _MISSING,
+            comment=(
+                "A good scrape, and no series that tells of running requests or tokens; or work, and none\n"
+                "of the names that KV usage ever had."
+            ),
+        ),
+    )
+
+
+def _progress(c: _Conditions) -> tuple[NativeAlert, ...]:
+    return (
+        NativeAlert(
+            "EngineStalled",
+            "engine_stalled",
+            f"{c.running}\nand {c.still}",
+            _LOST,
+            (_RUNNING, _KV),
+            comment="KV usage counts as a sign of life: a long prefill moves nothing else.",
+            page=True,
+        ),
+        NativeAlert(
+            "SchedulerDeadlock",
+            "scheduler_deadlock",
+            f"{c.waiting}\nand {c.none_runs}\nand {c.still}",
+            _LOST,
+            (_WAITING, _KV),
+            page=True,
+        ),
+    )
+
+
+def _preemption(c: _Conditions) -> tuple[NativeAlert, ...]:
+    return (
+        NativeAlert(
+            "PreemptionThrash",
+            "preemption_thrash",
+            c.storm,
+            _WAVE,
+            (_RATE, _KV, _RUNNING),
+            comment=(
+                "As many preemptions as finished requests, and more than long answers that lose their place\n"
+                "now and then; the pool was full at its highest moment, whatever it reads now."
+            ),
+            page=True,
+        ),
+    )
+
+
+def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
+    shown = (_WAITING, _RUNNING, _KV)
+    return (
+        NativeAlert(
+            "KvBound",
+            "kv_bound",
+            f"{c.waiting}\nand {c.full}{_unless(c.storm, c.deferred)}",
+            QUEUED,
+            shown,
+            summary="Requests wait, the KV pool is full, and few are preempted.",
+        ),
+        NativeAlert(
+            "SeatBound",
+            "seat_bound",
+            f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}",
+            QUEUED,
+            shown,
+            summary="Requests wait, as many run as before, and KV has room, so seats are the likely limit.",
+            comment="vLLM exports no max_num_seqs: a plateau is a hint, and no proof.",
+        ),
+        NativeAlert(
+            "DeferredWait",
+            "deferred_wait",
+            c.deferred,
+            QUEUED,
+            (_WAITING, _DEFERRED, _RUNNING, _KV),
+            comment="vLLM tells this from 0.20 on.",
+        ),
+        NativeAlert(
+            "QueueNotKv",
+            "queue_not_kv",
+            f"{c.waiting}\nand {c.room}{_unless(c.plateau, c.deferred)}",
+            QUEUED,
+            shown,
+            summary="Requests wait, and KV usage is low.",
+            comment="A long prompt may still find no room; a percentage does not tell.",
+        ),
+    )

@@ -1,0 +1,76 @@
+"""What the rules without the sidecar record of every engine, under one name over all versions of vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from exporter.rules.promql import equals
+from exporter.vllm.names import NAMES, PREFIXES, Name, spellings
+
+__all__ = ["RECORDED", "Recorded", "any_name", "recorded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recording rule.
+
+    Attributes:
+        reading: in the table of vLLM's names.
+        name: of the rule, after the level and ``vllm_``.
+        function: of a series in its window; ``{}`` stands for the series.
+        over: how the series of one engine are put together: several processes may print it.
+    """
+
+    reading: str
+    name: str
+    function: str
+    over: str
+
+
+_LOW: Final = "quantile_over_time(0.25, {}[3m])"
+RECORDED: Final[Mapping[str, Recorded]] = {
+    "kv_max": Recorded("kv_usage", "kv_cache_usage_perc:max2m", "max_over_time({}[2m])", "max"),
+    "kv_changes": Recorded("kv_usage", "kv_cache_usage_perc:changes3m", "changes({}[3m])", "max"),
+    "running": Recorded("requests_running", "num_requests_running:avg2m", "avg_over_time({}[2m])", "max"),
+    "running_min": Recorded("requests_running", "num_requests_running:min3m", "min_over_time({}[3m])", "max"),
+    "running_max": Recorded("requests_running", "num_requests_running:max3m", "max_over_time({}[3m])", "max"),
+    # A busy server shows a reading of 0 now and then, so a queue is judged by three quarters of the readings.
+    "running_low": Recorded("requests_running", "num_requests_running:p25_3m", _LOW, "max"),
+    "waiting_low": Recorded("requests_waiting", "num_requests_waiting:p25_3m", _LOW, "max"),
+    "deferred_low": Recorded("requests_deferred", "num_requests_deferred:p25_3m", _LOW, "max"),
+    "preempting": Recorded("preemptions", "num_preemptions:rate2m", "rate({}[2m])", "sum"),
+    "preempted": Recorded("preemptions", "num_preemptions:increase2m", "increase({}[2m])", "sum"),
+    "finished": Recorded("requests_finished", "request_success:increase2m", "increase({}[2m])", "sum"),
+    "tokens": Recorded("generation_tokens", "generation_tokens:rate3m", "rate({}[3m])", "sum"),
+    "prompts": Recorded("prompt_tokens", "prompt_tokens:rate3m", "rate({}[3m])", "sum"),
+    "steps": Recorded("engine_steps", "iteration_tokens:rate3m", "rate({}[3m])", "sum"),
+    "resets": Recorded("generation_tokens", "generation_tokens:resets15m", "resets({}[15m])", "max"),
+}
+
+
+def recorded(word: str) -> str:
+    """The name of a recording rule by our word for it; the colon of vLLM's names becomes an underscore."""
+    return f"engine:vllm_{RECORDED[word].name}"
+
+
+def any_name(reading: str, function: str, selector: str) -> str:
+    """A function of a reading by whatever name it has; the newest counts where there are several.
+
+    What cannot be true is left out: a share above 1 or below 0.
+    """
+    return "\nor ".join(
+        _sound(row, function.format(series))
+        for row in NAMES
+        if row.reading == reading
+        for series in _series(row, selector)
+    )
+
+
+def _series(row: Name, selector: str) -> tuple[str, ...]:
+    inside = ",".join(filter(None, (selector, row.label and equals(row.label, row.value))))
+    matchers = f"{{{inside}}}" if inside else ""
+    return tuple(f"{prefix}{name}{matchers}" for prefix in PREFIXES for name in spellings(row))
+
+
+def _sound(row: Name, expr: str) -> str:
+    return f"{expr} >= 0 <= 1" if row.most == 1 and expr.startswith("max_over_time") else expr

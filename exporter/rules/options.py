@@ -1,0 +1,182 @@
+"""What an installation may want to be otherwise, and the options of the command that say so.
+
+Imports next to nothing: every command makes the parser of this one.
+"""
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+__all__ = ["JOB", "NATIVE_JOB", "Options", "Thresholds", "add_arguments"]
+
+JOB: Final = "vllm-preemption-exporter"
+NATIVE_JOB: Final = "vllm"
+# A name that is reserved for examples: whoever installs the rules sets their own.
+DASHBOARD_BASE: Final = "https://grafana.example.com"
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+_OWN_LABELS: Final = frozenset({"alertname", "severity"})
+_MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=|!=|=~|!~)\s*"(?:[^"\\\n]|\\.)*"'
+_SELECTOR: Final = re.compile(rf"{_MATCHER}(?:\s*,\s*{_MATCHER})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an installation may want to be otherwise.
+
+    Attributes:
+        selector: label matchers that every series must have, as they stand between braces.
+        job: of the scrape of the exporter (of vLLM, for the rules without the sidecar).
+        server_label: the label that tells servers apart; ``instance`` outside Kubernetes.
+        page_by: whether the model or each engine pages.
+        runbook_base: where the runbooks are.
+        dashboard_base: where Grafana is.
+        labels: added to every alert.
+        disabled: alerts that are left out.
+    """
+
+    selector: str = ""
+    job: str = ""
+    server_label: str = "pod"
+    page_by: str = "model"
+    runbook_base: str = ""
+    dashboard_base: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    disabled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What the rules hold values against; each is an option of `rules --native --threshold NAME=VALUE`.
+
+    Attributes:
+        preemptions_per_request: preemptions per finished request that make a storm; healthy runs had 0.08.
+        preemptions: fewer within two minutes are no storm.
+        seconds_between: a storm preempts each running request more often than once in this time; answers
+            of 32k tokens are preempted every twenty minutes in full health.
+        kv_full: KV usage within two minutes from which the pool is full.
+        kv_room: KV usage within two minutes up to which the pool has room.
+        seats: fewer running requests make no plateau: so few are the rule where requests are long.
+        deferred_share: share of the waiting requests that waits for something else than capacity.
+    """
+
+    preemptions_per_request: float = 1.0
+    preemptions: float = 5.0
+    seconds_between: float = 300.0
+    kv_full: float = 0.9
+    kv_room: float = 0.8
+    deferred_share: float = 0.5
+    seats: float = 4.0
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The name of every threshold."""
+        return tuple(one.name for one in fields(cls))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add(
+        "--native",
+        action="store_true",
+        help="the rules on vLLM's own series, for servers without the exporter",
+    )
+    add(
+        "--selector",
+        type=_selector,
+        default="",
+        metavar="MATCHERS",
+        help="matchers for every series, such as 'cluster=~\"eu.*\"'",
+    )
+    add("--job", default="", help=f"the scrape job (default: {JOB}, with --native {NATIVE_JOB})")
+    add(
+        "--server-label",
+        type=_label,
+        default="pod",
+        metavar="LABEL",
+        help="the label that tells servers apart (default: pod); instance outside Kubernetes",
+    )
+    add(
+        "--label",
+        dest="labels",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a label for every alert, such as team=llm; may be repeated",
+    )
+    add(
+        "--page-by",
+        choices=("model", "engine"),
+        default="model",
+        metavar="model|engine",
+        help="page when a tenth of a model's engines are in trouble (the default), or for each engine",
+    )
+    add(
+        "--disable",
+        dest="disabled",
+        action="append",
+        default=[],
+        metavar="ALERT",
+        help="leave an alert out; may be repeated",
+    )
+    add(
+        "--threshold",
+        dest="thresholds",
+        type=_threshold,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"with --native; may be repeated: {', '.join(Thresholds.names())}",
+    )
+    add("--runbook-base", default="", metavar="URL", help="where the runbooks are")
+    add(
+        "--dashboard-base",
+        default=DASHBOARD_BASE,
+        metavar="URL",
+        help=f"where Grafana is (default: {DASHBOARD_BASE})",
+    )
+    add(
+        "--format",
+        choices=("prometheus", "prometheusrule"),
+        default="prometheus",
+        metavar="prometheus|prometheusrule",
+        help="a rule file (the default), or a resource of the Prometheus operator",
+    )
+
+
+def _selector(text: str) -> str:
+    if text and not _SELECTOR.fullmatch(text.strip()):
+        raise argparse.ArgumentTypeError(f'wanted label matchers such as cluster=~"eu.*", got {text!r}')
+    return text.strip()
+
+
+def _label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"wanted the name of a label, got {text!r}")
+    return text
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not _LABEL.fullmatch(name) or name in _OWN_LABELS:
+        raise argparse.ArgumentTypeError(
+            f"wanted NAME=VALUE of a label that is not the rules' own, got {text!r}"
+        )
+    return name, value
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    known = Thresholds.names()
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if name not in known or not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"wanted NAME=NUMBER with a name of {', '.join(known)}, got {text!r}"
+        )
+    return name, number

@@ -1,0 +1,137 @@
+"""The code in annotations, which Prometheus runs for each alert: names, numbers, advised fixes, links.
+
+Where the direct push has values, these have queries. Fixes stand in the description alone: in an expression
+three fixes would be three alerts, and as a label a new order would close one page and open another.
+
+``{{-`` takes the white space before it away: code may stand on lines of its own in the file.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+from urllib.parse import quote
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Finding, Verdict
+from exporter.publish.alerts import FIXES_SHOWN, Number, Scope, description, fix_line, subject
+from exporter.rules.promql import Series
+
+__all__ = ["asked", "dashboard_url", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]
+
+_MARK: Final = "@@"
+_FORMS: Final = {"percent": "%.0f%%", "count": "%.0f", "rate": "%.2f"}
+
+
+def place(labels: Sequence[str], server: str) -> str:
+    """Cluster, namespace and server as far as they are known, in brackets: `` (eu/prod/vllm-0)``."""
+    parts = [f"$labels.{label}" for label in ("cluster", "namespace", server) if label in labels]
+    form = "/".join(["%s"] * len(parts))
+    # Of labels that are not there nothing stays but their slashes.
+    slashes = 'reReplaceAll "^/+|/+$|(/)/+" "$1"'
+    return f'{{{{ with {slashes} (printf "{form}" {" ".join(parts)}) }}}} ({{{{ . }}}}){{{{ end }}}}'
+
+
+def matchers(labels: Sequence[str]) -> str:
+    """Code that puts the labels of the alert as matchers into the variable ``$of``.
+
+    A label that the alert does not have becomes ``name=""``, which matches the series that lack it too.
+    """
+    form = ",".join(f"{label}=%q" for label in labels)
+    values = " ".join(f"$labels.{label}" for label in labels)
+    return f"{{{{- $of := printf `{form}` {values} -}}}}\n"
+
+
+def asked(expr: str) -> str:
+    """Code that runs a query; each ``%s`` in it stands for the matchers in ``$of``."""
+    return f"query (printf `{expr}` {' '.join(['$of'] * expr.count('%s'))})"
+
+
+def number(one: Number, expr: str) -> str:
+    """Code, on a line of its own, that prints a number with its words, or nothing where it is unknown.
+
+    Args:
+        one: what to print.
+        expr: PromQL of one value, with ``%s`` for the matchers.
+    """
+    scale = "100 * " if one.form == "percent" else ""
+    shown = f'{{{{ . | first | value | printf "{_FORMS[one.form]}" }}}}'
+    words = f"{one.title} {shown}" if one.form == "percent" else f"{shown} {one.title}"
+    return f'\n{{{{- with {asked(scale + expr)} }}}}{{{{ $sep }}}}{words}{{{{ $sep = ", " }}}}{{{{ end }}}}'
+
+
+def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
+    """Code that prints the advised fixes, one a line, in their order of rank at the time of the alert.
+
+    Args:
+        entry: whose fixes are known by title; others keep their id.
+        series: where the ranks are.
+        within: PromQL after the ranks that keeps some of them, with ``%s`` for the matchers.
+    """
+    ranks = f"min by (fix) ({series.last('fix_rank', more='%s', printed=True)}{within})"
+    told = description(entry, "", (), [fix_line("{{ . | value }}", _MARK)])
+    head, line = told.splitlines()[-2:]
+    return "\n".join(
+        [
+            f"\n{{{{- with {asked(f'sort(bottomk({FIXES_SHOWN}, {ranks}))')} }}}}",
+            head,
+            "{{- range . }}",
+            line.replace(_MARK, _titles(entry.fixes)),
+            "{{- end }}{{ end }}",
+        ]
+    )
+
+
+def _titles(fixes: Iterable[str]) -> str:
+    """Code that turns the label ``fix`` into its title and flag."""
+    cases = [
+        f'\n{{{{- {"else if" if index else "if"} eq . "{name}" }}}}{title}'
+        for index, (name, title) in enumerate((name, _title(name)) for name in fixes)
+    ]
+    words = '{{ reReplaceAll "_" " " . }}'
+    chosen = f"{''.join(cases)}\n{{{{- else }}}}{words}{{{{ end }}}}" if cases else words
+    return f'{{{{ with . | label "fix" }}}}{chosen}{{{{ end }}}}'
+
+
+def _title(name: str) -> str:
+    fix = catalogue.load().fixes[name]
+    return fix.title + (f" ({fix.flag.split()[0]})" if fix.flag else "")
+
+
+def fixes_of(entry: Verdict | Finding) -> tuple[str, ...]:
+    """The fixes of an entry where nobody has ranked them: those that the catalogue names first."""
+    return tuple(fix_line(rank, _title(name)) for rank, name in enumerate(entry.fixes[:FIXES_SHOWN], start=1))
+
+
+def one_of(label: str, there: str, missing: str) -> str:
+    """Code that chooses a text by whether the alert has a label."""
+    return f"{{{{- if $labels.{label} -}}}}\n{there}\n{{{{- else -}}}}\n{missing}\n{{{{- end }}}}"
+
+
+def text(
+    entry: Verdict | Finding,
+    scope: Scope,
+    place_code: str,
+    numbers: Sequence[str] = (),
+    listed: Sequence[str] = (),
+) -> str:
+    """A whole description as code, in the words of the direct push.
+
+    Args:
+        entry: what the alert is about.
+        scope: what it names.
+        place_code: as `place` gives it.
+        numbers: code as `number` gives it; each writes its own comma, for any may be unknown.
+        listed: fixes in words, where nobody ranks them.
+    """
+    who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=place_code)
+    if not numbers:
+        return description(entry, who, (), listed)
+    told = "".join(numbers) + '\n{{- "" }}'
+    return '{{- $sep := " " -}}\n' + description(entry, who, (told,), listed)
+
+
+def dashboard_url(base: str, uid: str, labels: Mapping[str, str]) -> str:
+    """A link into a dashboard with its variables set: variable -> label of the alert."""
+    variables = "&".join(
+        f"var-{quote(variable)}={{{{ $labels.{label} | urlquery }}}}" for variable, label in labels.items()
+    )
+    return f"{base.rstrip('/')}/d/{uid}?{variables}"

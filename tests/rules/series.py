@@ -1,0 +1,213 @@
+"""Recordings as input of promtool's unit tests: what Prometheus would have scraped every 15 s.
+
+    sidecar = scraped_sidecar(story("0.26.0-exhaustion", 10, 90, seconds=600))
+    native = scraped_vllm(story("0.26.0-exhaustion", 10, 90, seconds=600))
+
+A story's bodies go through the real pipeline and the real collector for the rules over the sidecar's series,
+and as they are for the rules on vLLM's own.
+"""
+
+import functools
+import gzip
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from exporter.config import AnalysisConfig, parse_facts
+from exporter.demo import Loop
+from exporter.pipeline import Pipeline, TargetReading
+from exporter.publish.metrics import ReadingCollector
+from exporter.publish.own import OwnMetrics
+from exporter.recording import Header, Poll, read
+from exporter.vllm import probes
+from exporter.vllm.client import Answer
+from exporter.vllm.names import NAMES
+from exporter.watch import PollOutcome
+
+TESTS = Path(__file__).parents[1]
+SCRAPE = 15
+TARGET = {
+    "cluster": "eu",
+    "namespace": "prod",
+    "pod": "vllm-0",
+    "container": "vllm",
+    "endpoint": "metrics",
+    "job": "vllm-preemption-exporter",
+    "instance": "10.0.0.1:21900",
+}
+VLLM_TARGET = {**TARGET, "job": "vllm", "instance": "10.0.0.1:8000"}
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
+# Histograms are none of the rules' business, but for the counts and sums that have a row.
+_NAMES = {f"vllm:{row.name}{end}" for row in NAMES for end in ("", "_total") if row.kind != "buckets"}
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a server answered, poll by poll."""
+
+    header: Header
+    polls: tuple[Poll, ...]
+
+    def at(self, t: float) -> Poll:
+        """The last poll at or before a time."""
+        return self.polls[bisect_right(self.polls, t + 1e-6, key=lambda poll: poll.t) - 1]
+
+
+def recording(name: str) -> Path:
+    """A real recording or a field case by its name."""
+    folder = "cases" if re.fullmatch(r"[A-Z]\d[a-z]?", name) else "recordings"
+    return TESTS / folder / f"{name}.jsonl.gz"
+
+
+@functools.cache
+def story(name: str, begin: float = 0.0, end: float = float("inf"), *, seconds: float = 0.0) -> Story:
+    """A recording, or a part of it, repeated where it is to last longer than it is.
+
+    Args:
+        name: of the recording.
+        begin: of the part, in seconds from the first poll.
+        end: of the part.
+        seconds: how long the story is to be; 0 for as long as the part.
+    """
+    header, *polls = read(recording(name))
+    origin = polls[0].t
+    part = [Poll(poll.t - origin - begin, poll.body, poll.error) for poll in polls]
+    part = [poll for poll in part if 0 <= poll.t <= end - begin]
+    if seconds <= part[-1].t:
+        return Story(header, tuple(part))
+    loop = Loop(part)
+    times = range(int(seconds) + 1)
+    return Story(header, tuple(Poll(float(t), loop.at(t), None) for t in times))
+
+
+def still(body: bytes, seconds: int, *, every: int = 1) -> Story:
+    """A server that always answers the same."""
+    times = range(0, seconds + 1, every)
+    return Story(Header("", float(every), {}, {}), tuple(Poll(float(t), body, None) for t in times))
+
+
+def idle(version: str, kind: str = "idle") -> bytes:
+    """The one body of a server that had no requests yet."""
+    return (TESTS / "recordings" / f"{version}-{kind}.txt").read_bytes()
+
+
+def exposition(version: str) -> bytes:
+    """The body that a release's own metric code printed."""
+    return gzip.decompress((TESTS / "expositions" / f"{version}.txt.gz").read_bytes())
+
+
+@dataclass
+class Scrapes:
+    """Series by their text, with one value per scrape; None where a scrape did not bring it."""
+
+    values: dict[str, list[str | None]] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, text: str, labels: Mapping[str, str], keep: Callable[[str], bool]) -> None:
+        """Take the text of a scrape, as if from a target with these labels."""
+        for line in text.splitlines():
+            found = _SAMPLE.fullmatch(line)
+            if found and keep(found[1]):
+                self.put(_series(found[1], found[2] or "", labels), found[3])
+
+    def put(self, series: str, value: str) -> None:
+        """Take one value of the present scrape."""
+        row = self.values.setdefault(series, [])
+        row += [None] * (self.count - len(row))
+        row.append(value)
+
+    def end(self) -> None:
+        """The scrape is over."""
+        self.count += 1
+
+    def series(self) -> list[dict[str, str]]:
+        """As promtool's `input_series`; a series that a scrape lacks is marked stale, as Prometheus does."""
+        return [{"series": series, "values": _values(row, self.count)} for series, row in self.values.items()]
+
+    def __or__(self, other: "Scrapes") -> "Scrapes":
+        """The scrapes of two targets."""
+        return Scrapes({**self.values, **other.values}, max(self.count, other.count))
+
+
+def _values(row: list[str | None], count: int) -> str:
+    """Values in promtool's words, with the same ones in a row put together."""
+    row = row + [None] * (count - len(row))
+    words: list[str] = []
+    before: str | None = None
+    for value in row:
+        words.append(value if value is not None else "stale" if before is not None else "_")
+        before = value
+    return " ".join(words)
+
+
+def _series(name: str, labels: str, target: Mapping[str, str]) -> str:
+    both = [labels] if labels else []
+    both += [f'{label}="{value}"' for label, value in target.items()]
+    return f"{name}{{{','.join(both)}}}"
+
+
+def readings(told: Story) -> Iterator[tuple[float, TargetReading]]:
+    """The story through the real pipeline."""
+    facts, _ = parse_facts(told.header.config, strict=False)
+    pipeline = Pipeline(AnalysisConfig(), facts, told.header.interval)
+    pipeline.probed = probes.from_header(told.header.probes)
+    for poll in told.polls:
+        yield poll.t, pipeline.feed(poll.t, poll.body, poll.error)
+
+
+def never(_scrape: int) -> bool:
+    """No scrape is missed."""
+    return False
+
+
+def scraped_sidecar(
+    told: Story, target: Mapping[str, str] = TARGET, *, missed: Callable[[int], bool] = never
+) -> Scrapes:
+    """What Prometheus has of a sidecar that watched the story.
+
+    Args:
+        told: the story.
+        target: labels that Prometheus adds.
+        missed: says of a scrape, by its number, whether it failed.
+    """
+    now: list[TargetReading] = []
+    own = OwnMetrics()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ReadingCollector(lambda: now[-1], lambda: now[-1].t, lambda: 1.7e9))
+    registry.register(own)
+    scrapes = Scrapes()
+
+    def scrape() -> None:
+        bad = missed(scrapes.count)
+        scrapes.put(_series("up", "", target), "0" if bad else "1")
+        if not bad:
+            scrapes.add(generate_latest(registry).decode(), target, lambda name: not name.endswith("_bucket"))
+        scrapes.end()
+
+    for t, reading in readings(told):
+        while now and scrapes.count * SCRAPE < t:
+            scrape()
+        now[:] = [reading]
+        own.poll(PollOutcome(Answer(b"", None), reading, 1.0, 0))
+    scrape()
+    return scrapes
+
+
+def scraped_vllm(
+    told: Story, target: Mapping[str, str] = VLLM_TARGET, *, missed: Callable[[int], bool] = never
+) -> Scrapes:
+    """What Prometheus has of a vLLM that answered as in the story."""
+    scrapes = Scrapes()
+    for number in range(int(told.polls[-1].t) // SCRAPE + 1):
+        body = told.at(number * SCRAPE).body
+        bad = body is None or missed(number)
+        scrapes.put(_series("up", "", target), "0" if bad else "1")
+        if body is not None and not bad:
+            scrapes.add(body.decode(), target, lambda name: name in _NAMES or name.startswith("ray_"))
+        scrapes.end()
+    return scrapes

@@ -1,0 +1,139 @@
+"""The runbooks: one page per alert, heads from the catalogue, bodies that are right for vLLM V1."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from promtool import promtool
+
+from exporter.analysis.catalogue import load
+from exporter.publish.metrics import EXPORTER_METRICS, METRICS
+from exporter.rules.runbooks import HEADINGS, head, index, pages, with_head, write
+
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+ALERTS = list(pages())
+
+
+def page(alert):
+    """The text of an alert's page."""
+    return (RUNBOOKS / f"{alert}.md").read_text(encoding="utf-8")
+
+
+def section(alert, heading):
+    """The text of one section of a page."""
+    return page(alert).partition(heading + "\n")[2].partition("\n## ")[0]
+
+
+def test_every_alert_of_the_catalogue_has_a_name_of_its_own():
+    """Engine, model and finding alerts are all there."""
+    assert {
+        "VllmPreemptionThrash",
+        "VllmModelPreemptionThrash",
+        "VllmDpImbalance",
+        "VllmEngineMissing",
+        "VllmExporterDown",
+        "VllmNativeRestarted",
+    } <= set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_page_has_the_head_of_the_catalogue(alert):
+    """Summary, severity and fixes of a page are those of the catalogue, to the letter."""
+    assert page(alert).startswith(head(pages()[alert]) + "\n")
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_page_has_its_five_sections_in_order(alert):
+    """Whoever knows one page finds everything on the next one, and no section is empty."""
+    assert [line for line in page(alert).splitlines() if line.startswith("## ")] == list(HEADINGS)
+    assert all(section(alert, heading).strip() for heading in HEADINGS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_the_diagnosis_is_numbered_and_has_something_to_paste(alert):
+    """Steps are in order, with a query and a command."""
+    diagnosis = section(alert, "## Diagnosis")
+    steps = [int(number) for number in re.findall(r"^(\d+)\. ", diagnosis, re.MULTILINE)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) >= 2
+    assert "```promql" in diagnosis
+    assert "kubectl" in diagnosis
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_the_mitigation_begins_with_what_stops_the_pain(alert):
+    """First relief, then the change."""
+    mitigation = section(alert, "## Mitigation")
+    assert mitigation.index("**Now:**") < mitigation.index("**Then:**")
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_links_between_pages_lead_somewhere(alert):
+    """A link to another page names a file that is there."""
+    for target in re.findall(r"\]\((\w+\.md)\)", page(alert)):
+        assert (RUNBOOKS / target).exists(), target
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_page_is_right_for_v1(alert):
+    """V1 has no swap space to size and no log line to search for."""
+    for line in page(alert).splitlines():
+        assert not re.search(r"(?<!no )(?<!--)\bswap", line, re.IGNORECASE), line
+        assert not re.search(r"grep\b.*preempt", line, re.IGNORECASE), line
+
+
+def queries():
+    """All PromQL that pages and catalogue offer to be pasted."""
+    for alert in ALERTS:
+        for part in re.findall(r"```promql\n(.*?)```", page(alert), re.DOTALL):
+            yield from (f"{alert}: {query}" for query in re.split(r"\n\s*\n", part.strip()))
+    table = load()
+    for entry in (*table.verdicts.values(), *table.findings.values(), *table.watching.values()):
+        yield from (f"{entry.name}: {check.promql}" for check in entry.confirm if check.promql)
+
+
+@pytest.mark.programs
+def test_every_query_is_promql(tmp_path):
+    """The real parser takes each of them as the expression of a rule."""
+    rules = [
+        {"record": f"query:{number}", "expr": query.partition(": ")[2]}
+        for number, query in enumerate(queries())
+    ]
+    path = tmp_path / "queries.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    status, said = promtool("check", "rules", str(path))
+    assert status == 0, said
+
+
+def test_every_query_asks_for_what_there_is():
+    """Names of the exporter's series are those of its table."""
+    known = {row.series for row in (*METRICS, *EXPORTER_METRICS)}
+    for query in queries():
+        for name in re.findall(r"vllm_pressure_\w+", query):
+            assert name in known or name == "vllm_pressure_requests_", query
+
+
+def test_no_page_is_left_over():
+    """A page without an alert would be found by nobody."""
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {*ALERTS, "README"}
+
+
+def test_the_table_over_all_pages_is_current():
+    """The table is the generated one."""
+    assert (RUNBOOKS / "README.md").read_text(encoding="utf-8") == index()
+
+
+def test_a_new_head_leaves_the_body_alone():
+    """Rewriting a head twice changes nothing but the head."""
+    first = with_head("## Meaning\n\nBody.\n", head(pages()["VllmSeatBound"]))
+    second = with_head(first, head(pages()["VllmKvBound"]))
+    assert second.endswith("\n\n## Meaning\n\nBody.\n")
+    assert second.startswith(head(pages()["VllmKvBound"]))
+    assert "max_num_seqs is the limit" not in second
+
+
+def test_writing_makes_every_page(tmp_path):
+    """A directory gets the heads of all pages and the table."""
+    write(tmp_path)
+    assert {path.stem for path in tmp_path.iterdir()} == {*ALERTS, "README"}
