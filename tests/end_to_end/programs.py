@@ -1,0 +1,303 @@
+"""The real Prometheus and Alertmanager on loopback, and who is paged by them."""
+
+import json
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self
+
+import recorded
+import yaml
+from running import free_port, until
+
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "alertmanager" / "alertmanager.yml"
+
+
+class Program:
+    """A program that serves HTTP, from the block's beginning to its end.
+
+    Attributes:
+        url: its base.
+    """
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        """Prepare.
+
+        Args:
+            folder: an own one, for its data and output.
+            names: of the program, the first that is there is taken.
+        """
+        path = next(filter(None, map(shutil.which, names)), None)
+        assert path, f"{' or '.join(names)} is missing; `.ci/programs` installs it"
+        folder.mkdir(parents=True)
+        self.path, self.folder, self.port = path, folder, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def arguments(self) -> Sequence[str]:
+        """What it is started with."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [self.path, *self.arguments()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
+        try:
+            until(self._ready, f"{self.path} is ready\n{(self.folder / 'log').read_text()}", 30.0)
+        except AssertionError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def get(self, path: str) -> Any:
+        """What it answers in JSON."""
+        with urllib.request.urlopen(self.url + path, timeout=10.0) as answer:
+            return json.loads(answer.read())
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1.0):
+                return True
+        except OSError:
+            return False
+
+
+class Alertmanager(Program):
+    """With the example's configuration: its routes and inhibitions as they are, its waits made short."""
+
+    def __init__(self, folder: Path, pagers: "Pagers", name: str) -> None:
+        super().__init__(folder, "prometheus-alertmanager", "alertmanager")
+        config = yaml.safe_load(EXAMPLE.read_text())
+        for route in (config["route"], *config["route"]["routes"]):
+            route |= {"group_wait": "1s", "group_interval": "2s", "repeat_interval": "1h"}
+        for receiver in config["receivers"]:
+            for hook in receiver.get("webhook_configs", ()):
+                hook["url"] = pagers.url(f"{name}/{receiver['name']}")
+        (folder / "config.yml").write_text(yaml.safe_dump(config))
+
+    def arguments(self) -> Sequence[str]:
+        """By itself, without a cluster."""
+        return (
+            f"--config.file={self.folder / 'config.yml'}",
+            f"--storage.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--cluster.listen-address=",
+        )
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """All that are active, inhibited ones too."""
+        return self.get("/api/v2/alerts")
+
+    def post(self, *alerts: Mapping[str, Any]) -> None:
+        """Take alerts as any client may send them."""
+        request = urllib.request.Request(
+            f"{self.url}/api/v2/alerts", json.dumps(alerts).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10.0):
+            pass
+
+
+class Prometheus(Program):
+    """Scrapes one exporter and evaluates rules."""
+
+    def __init__(
+        self, folder: Path, exporter: str, rules: str, alertmanagers: Sequence[Alertmanager], interval: str
+    ) -> None:
+        """Prepare.
+
+        Args:
+            folder: an own one.
+            exporter: its ``host:port``.
+            rules: text of the rule file.
+            alertmanagers: each is told of all alerts.
+            interval: between scrapes, and between evaluations where the rules do not say.
+        """
+        super().__init__(folder, "prometheus")
+        (folder / "rules.yml").write_text(rules)
+        config = {
+            "global": {
+                "scrape_interval": interval,
+                "evaluation_interval": interval,
+                "external_labels": {"cluster": "eu"},
+            },
+            "rule_files": [str(folder / "rules.yml")],
+            "alerting": {
+                "alertmanagers": [
+                    {"static_configs": [{"targets": [one.url.removeprefix("http://")]}]}
+                    for one in alertmanagers
+                ]
+            },
+            "scrape_configs": [
+                {
+                    "job_name": "vllm-preemption-exporter",
+                    "static_configs": [
+                        {"targets": [exporter], "labels": {"namespace": "prod", "pod": "vllm-0"}}
+                    ],
+                }
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+
+    def arguments(self) -> Sequence[str]:
+        """With a store of its own."""
+        return (
+            f"--config.file={self.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+            "--rules.alert.resend-delay=2s",
+        )
+
+
+@dataclass(frozen=True)
+class Page:
+    """One notification.
+
+    Attributes:
+        t: when it came, by the monotonic clock.
+        to: ``NAME/RECEIVER``.
+        group: the key of its group.
+        body: the whole of it.
+    """
+
+    t: float
+    to: str
+    group: str
+    body: Mapping[str, Any]
+
+    @property
+    def status(self) -> str:
+        """``firing`` or ``resolved``."""
+        return self.body["status"]
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        """The alerts in it."""
+        return self.body["alerts"]
+
+    @property
+    def sources(self) -> set[str]:
+        """Where its firing alerts come from: ``sidecar``, or ``rules``."""
+        return {
+            alert["labels"].get("source", "rules") for alert in self.alerts if alert["status"] == "firing"
+        }
+
+
+class Pagers:
+    """Takes the notifications of all receivers of all Alertmanagers."""
+
+    def __init__(self) -> None:
+        self.pages: list[Page] = []
+        pagers = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                pagers.pages.append(Page(time.monotonic(), self.path[1:], body["groupKey"], body))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def url(self, name: str) -> str:
+        """Where a receiver posts to."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}/{name}"
+
+    def to(self, name: str) -> list[Page]:
+        """What came for a receiver, in order."""
+        return [page for page in self.pages if page.to == name]
+
+    def story(self, name: str) -> list[str]:
+        """What an incident tool shows of a receiver's only incident: each change of its status."""
+        groups = {page.group for page in self.to(name)}
+        assert len(groups) <= 1, f"expected one incident, got {sorted(groups)}"
+        return [status for status, _ in groupby(page.status for page in self.to(name))]
+
+
+class Storm:
+    """A recorded storm, served as if it were live, once; after its end the last body stays.
+
+    Attributes:
+        port: where; the same for its whole life.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Prepare; the storm begins with the first request."""
+        good = [poll for poll in recorded.polls(name) if poll.body is not None]
+        self._times = [poll.t for poll in good]
+        self._bodies = [poll.body for poll in good]
+        self._began: float | None = None
+        storm = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                found = self.path == "/metrics"
+                body = storm.body() if found else b""
+                self.send_response(200 if found else 404)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # a client that went away
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
+
+    def body(self) -> bytes:
+        """What it shows now."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        passed = [body for t, body in zip(self._times, self._bodies, strict=True) if t <= now - self._began]
+        return passed[-1]
+
+    def close(self) -> None:
+        """Die: connections are refused."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,218 @@
+"""A recorded storm through the real programs, by both routes: who is paged, by what, and when it ends.
+
+The storm is played once for most of these tests: one exporter, which Prometheus scrapes and which pushes
+by itself. One Alertmanager hears of the rules, one of the exporter, one of both. The waits of the rules
+(`for`, `keep_firing_for`, the look-back of one minute and the evaluation every 15 s) are made short in
+a copy of the committed file, those of the exporter by its options; nothing else is.
+"""
+
+import re
+import time
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from programs import Alertmanager, Pagers, Prometheus, Storm
+from running import ANYWHERE, Command, until
+
+from exporter.analysis import catalogue
+
+pytestmark = pytest.mark.programs
+
+RULES = Path(__file__).parents[2] / "rules" / "vllm-pressure.rules.yaml"
+STORM = "0.28.0-exhaustion-short"
+VERDICT = catalogue.load().verdicts["preemption_thrash"]
+HOLD = 1
+PUSHED = (
+    f"--alertmanager.hold={HOLD}s",
+    "--alertmanager.external-labels=cluster=eu,namespace=prod,pod=vllm-0",
+)
+# Long enough for the push, which is the early route, to have paged before.
+HASTY = {"for": "7s", "keep_firing_for": "4s"}
+
+
+def hasty(text: str) -> str:
+    """A rule file that waits seconds in place of minutes for a storm, and is evaluated as often."""
+    document = yaml.safe_load(text)
+    for group in document["groups"]:
+        group["interval"] = "2s"
+        for rule in group["rules"]:
+            if rule.get("alert") in (VERDICT.alert, VERDICT.model_alert):
+                rule |= {key: short for key, short in HASTY.items() if key in rule}
+                rule["expr"] = re.sub(r"\[1m\]", "[7s]", rule["expr"])
+    return yaml.safe_dump(document)
+
+
+def entered(command: Command) -> bool:
+    """Whether the verdict is that of a storm."""
+    series = 'vllm_pressure_verdict{engine="0",model_name="tiny-llama",verdict="preemption_thrash"}'
+    return command.metric(series) == 1.0
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """The storm, from its beginning until everything about it is over."""
+    folder = tmp_path_factory.mktemp("storm")
+    with ExitStack() as stack:
+        pagers = stack.enter_context(Pagers())
+        rules, direct, both = (
+            stack.enter_context(Alertmanager(folder / name, pagers, name))
+            for name in ("rules", "direct", "both")
+        )
+        storm = stack.enter_context(Storm(STORM))
+        urls = f"--alertmanager.urls={direct.url},{both.url}"
+        command = stack.enter_context(Command(folder, f"--target.url={storm.url}", *ANYWHERE, urls, *PUSHED))
+        host = command.base().removeprefix("http://")
+        text = hasty(RULES.read_text())
+        stack.enter_context(Prometheus(folder / "prometheus", host, text, (rules, both), "2s"))
+
+        until(lambda: entered(command), "the verdict", 60.0)
+        verdict_at = time.monotonic()
+        until(direct.alerts, "the push")
+        pushed_at = time.monotonic()
+        during = until(
+            lambda: (known := alerts_by_source(both)).keys() == {"rules", "sidecar"} and known,
+            "both routes",
+            60.0,
+        )
+        # The last alert to come is that of the rules; inhibition is seen once it has been processed.
+        until(lambda: all_inhibited(both), "the push is inhibited")
+        alone = {"rules": rules.alerts(), "direct": direct.alerts()}
+        for name in ("direct/pager", "rules/pager", "both/pager"):
+            until(lambda name=name: pagers.story(name)[1:] == ["resolved"], f"the end of {name}", 90.0)
+        failed = command.metric('vllm_pressure_exporter_notifications_total{outcome="failed"}')
+        time.sleep(1.0)  # whatever would still come comes within a few evaluations
+        yield SimpleNamespace(
+            pagers=pagers,
+            verdict_at=verdict_at,
+            pushed_at=pushed_at,
+            during=during,
+            alone=alone,
+            failed=failed,
+            err=command.err,
+        )
+
+
+def alerts_by_source(server: Alertmanager) -> dict[str, list[dict[str, Any]]]:
+    """What an Alertmanager knows, by the route that it came on."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for alert in server.alerts():
+        found.setdefault(alert["labels"].get("source", "rules"), []).append(alert)
+    return found
+
+
+def all_inhibited(server: Alertmanager) -> bool:
+    """Whether the exporter's alerts are silent, and those of the rules are not."""
+    known = alerts_by_source(server)
+    states = {source: {alert["status"]["state"] for alert in alerts} for source, alerts in known.items()}
+    return states == {"rules": {"active"}, "sidecar": {"suppressed"}}
+
+
+def labels(alerts: list[dict[str, Any]]) -> set[tuple[tuple[str, str], ...]]:
+    """Label sets, without the source."""
+    return {
+        tuple(sorted((name, value) for name, value in alert["labels"].items() if name != "source"))
+        for alert in alerts
+    }
+
+
+@pytest.mark.parametrize("route", ["rules", "direct", "both"])
+def test_a_storm_pages_once_and_is_resolved_once(played, route):
+    """One incident, whose end is told once: not firing, resolved, firing."""
+    assert played.pagers.story(f"{route}/pager") == ["firing", "resolved"]
+    assert [page.status for page in played.pagers.to(f"{route}/pager")].count("resolved") == 1
+
+
+@pytest.mark.parametrize("route", ["rules", "direct", "both"])
+def test_the_warning_names_the_engine(played, route):
+    """It goes where warnings go, and ends as well."""
+    assert played.pagers.story(f"{route}/chat") == ["firing", "resolved"]
+    (alert,) = played.pagers.to(f"{route}/chat")[0].alerts
+    assert alert["labels"]["alertname"] == "VllmPreemptionThrash"
+    assert alert["labels"]["engine"] == "0"
+
+
+@pytest.mark.parametrize("route", ["rules", "direct"])
+def test_the_page_has_summary_numbers_fixes_and_runbook(played, route):
+    """The best fixes stand in the description; the rules rank those of the last minute, where two may tie."""
+    page = played.pagers.to(f"{route}/pager")[0]
+    (alert,) = page.alerts
+    notes = alert["annotations"]
+    assert alert["labels"]["alertname"] == "VllmModelPreemptionThrash"
+    assert notes["summary"] == VERDICT.summary
+    assert notes["runbook_url"].endswith("/VllmModelPreemptionThrash.md")
+    assert "KV usage up to " in notes["description"]
+    assert "preemptions/s" in notes["description"]
+    assert VERDICT.impact in notes["description"]
+    fixes = notes["description"].split("What to change, best first:\n")[1].splitlines()
+    ranks = [line.partition(". ")[0] for line in fixes]
+    assert len(ranks) == 3
+    assert ranks[0] == "1"
+    assert ranks == sorted(ranks)
+    titles = {fix.title for fix in catalogue.load().fixes.values()}
+    assert fixes[0][3:].partition(" (--")[0] in titles
+
+
+def test_the_two_routes_raise_the_same_alerts(played):
+    """The engine's with equal labels; the model's lacks what the rules cannot name."""
+    by_rules, pushed = labels(played.alone["rules"]), labels(played.alone["direct"])
+    assert len(by_rules) == len(pushed) == 2
+    assert {dict(one)["alertname"] for one in by_rules} == {dict(one)["alertname"] for one in pushed}
+    engine = {one for one in by_rules if "engine" in dict(one)}
+    assert engine
+    assert engine <= pushed
+    for one in by_rules ^ pushed:
+        assert dict(one)["alertname"] == "VllmModelPreemptionThrash"
+
+
+def test_once_the_rules_speak_the_exporter_is_silent(played):
+    """It paged first, alone; after the rules' alert no notification has any of its alerts."""
+    pages = played.pagers.to("both/pager")
+    assert pages[0].sources == {"sidecar"}
+    spoken = [page.sources for page in pages if page.status == "firing"]
+    assert all(sources in ({"sidecar"}, {"rules"}) for sources in spoken)
+    assert spoken == sorted(spoken, key=lambda sources: sources == {"rules"})
+
+
+def test_the_push_comes_with_the_hold_time(played):
+    """Five seconds after it at the latest, on a busy machine."""
+    assert played.pushed_at - played.verdict_at < HOLD + 5.0
+    assert played.failed == 0
+
+
+def test_a_stop_amid_the_storm_raises_nothing_and_resolves_nothing(tmp_path):
+    """Although the server goes away at the same time; what was told runs out by itself."""
+    with ExitStack() as stack:
+        pagers = stack.enter_context(Pagers())
+        server = stack.enter_context(Alertmanager(tmp_path / "alertmanager", pagers, "direct"))
+        storm = stack.enter_context(Storm(STORM))
+        command = stack.enter_context(
+            Command(
+                tmp_path,
+                f"--target.url={storm.url}",
+                *ANYWHERE,
+                f"--alertmanager.urls={server.url}",
+                "--alertmanager.hold=1s",
+                "--alertmanager.resend-interval=2s",
+            )
+        )
+        until(lambda: len(server.alerts()) == 2, "the push", 60.0)
+        until(lambda: pagers.to("direct/pager"), "the page")
+        storm.close()
+        status, _ = command.stop()
+        before = server.alerts()
+        last = max(datetime.fromisoformat(alert["endsAt"]) for alert in before)
+        until(lambda: not server.alerts(), "the alerts run out", 20.0)
+        ended = datetime.now(last.tzinfo)
+        until(lambda: pagers.story("direct/pager") == ["firing", "resolved"], "the end is told")
+    assert status == 0
+    assert {alert["labels"]["alertname"] for alert in before} == {
+        "VllmModelPreemptionThrash",
+        "VllmPreemptionThrash",
+    }
+    assert ended >= last
+    assert "alert resolved" not in command.err
