@@ -435,6 +435,7 @@ def test_every_row_about_the_exporter_is_shown():
     one.poll(outcome(fed(BODY)))
     one.poll(outcome(fed("timeout"), error="timeout"))
     one.collect_error("up")
+    one.notified("sent", 1)
     rows = {PREFIX + row.name: row for row in EXPORTER_METRICS}
     shown = {family.name.removesuffix("_info"): family for family in read_text(text_of(one))}
     assert shown.keys() == rows.keys()

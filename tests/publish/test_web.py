@@ -3,9 +3,11 @@
 import asyncio
 import dataclasses
 import errno
+import gzip
 import json
 import logging
 import socket
+import time
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
@@ -19,8 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from exporter.config import Config, Secret, TargetConfig, WebConfig
 from exporter.pipeline import Pipeline
 from exporter.publish import web as published
+from exporter.publish.markup import TargetView, View
 from exporter.publish.metrics import ReadingCollector
 from exporter.publish.own import OwnMetrics
+from exporter.publish.page import Page, assets
+from exporter.publish.timeline import Timeline
 from exporter.publish.web import WebServer, make_app
 from exporter.report import status_object
 from exporter.serve import Sidecar
@@ -51,7 +56,11 @@ async def serving(*given: bytes | str, registry=None):
     def status():
         return {"version": "0.0.0", "targets": [status_object(URL, known, float(len(given)))]}
 
-    server = WebServer(make_app(registry, status), "127.0.0.1", 0)
+    def view():
+        return View(float(len(given)), 1.7e9, (TargetView(URL, known, Timeline()),), {})
+
+    app = make_app(registry, status, Page(view, time.monotonic))
+    server = WebServer(app, "127.0.0.1", 0)
     base = await server.start()
     try:
         async with aiohttp.ClientSession(base, auto_decompress=False) as client:
@@ -83,7 +92,11 @@ def get(path: str, *given: bytes | str, headers=PLAIN, method="GET", registry=No
         ("/-/healthy", "text/plain; charset=utf-8"),
         ("/-/ready", "text/plain; charset=utf-8"),
         ("/api/v1/status", "application/json; charset=utf-8"),
+        ("/api/v1/history", "application/json; charset=utf-8"),
         ("/", "text/html; charset=utf-8"),
+        ("/page.css", "text/css; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+        ("/page.svg", "image/svg+xml"),
     ],
 )
 @pytest.mark.parametrize("given", [(), (BODY,), ("connection_refused",)], ids=["new", "up", "down"])
@@ -95,13 +108,14 @@ def test_every_address_answers_whatever_vllm_does(path, kind, given):
     assert answer.body
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/-/healthy", "/", "/nowhere"])
+@pytest.mark.parametrize("path", ["/metrics", "/-/healthy", "/", "/page.js", "/nowhere"])
 def test_every_answer_has_the_headers_that_make_it_harmless(path):
     """A browser runs nothing, frames nothing, guesses no type; the server does not say what it runs on."""
     headers = get(path, BODY).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert "unsafe" not in headers["Content-Security-Policy"]
     assert headers["Referrer-Policy"] == "no-referrer"
     assert "Server" not in headers
 
@@ -227,7 +241,7 @@ def test_no_secret_is_in_any_answer():
                 await asyncio.sleep(0.01)
             async with aiohttp.ClientSession() as client:
                 texts = []
-                for path in ("/", "/metrics", "/api/v1/status"):
+                for path in ("/", "/metrics", "/api/v1/status", "/api/v1/history"):
                     async with client.get(base + path) as answer:
                         texts.append(await answer.text())
         finally:
@@ -239,33 +253,23 @@ def test_no_secret_is_in_any_answer():
     assert HIDDEN not in text
 
 
-@pytest.mark.parametrize(
-    ("given", "state"),
-    [((), "not asked yet"), ((BODY,), "up"), (("timeout",), "down (timeout)")],
-    ids=["new", "up", "down"],
-)
-def test_the_page_says_how_the_target_is(given, state):
-    """In a word."""
-    assert f"<strong>{state}</strong>" in get("/", *given).body.decode()
+@pytest.mark.parametrize("path", ["/", "/api/v1/history", "/page.js"])
+def test_the_page_is_compressed_for_whoever_takes_it(path):
+    """It may come through a slow port-forward."""
+    answer = get(path, BODY, headers={"Accept-Encoding": "gzip"})
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert answer.headers["Vary"] == "Accept-Encoding"
+    assert gzip.decompress(answer.body)[:20] == get(path, BODY).body[:20]
 
 
-def test_the_page_shows_a_hostile_name_as_text():
-    """Nothing of a URL becomes markup."""
-    registry = CollectorRegistry()
-    target = {"url": "http://x/<script>alert(1)</script>", "up": False, "error": "<b>"}
-    app = make_app(registry, lambda: {"targets": [target]})
-
-    async def scenario():
-        server = WebServer(app, "127.0.0.1", 0)
-        base = await server.start()
-        async with aiohttp.ClientSession() as client, client.get(base + "/") as answer:
-            text = await answer.text()
-        await server.stop()
-        return text
-
-    text = asyncio.run(scenario())
-    assert "<script>" not in text
-    assert "down (&lt;b&gt;)" in text
+def test_only_what_never_changes_is_kept_by_browsers():
+    """The page's parts by their version; the state of things never."""
+    version = assets()[1]
+    assert "immutable" in get(f"/page.css?v={version}").headers["Cache-Control"]
+    assert get("/page.css").headers["Cache-Control"] == "no-cache"
+    assert get("/page.css?v=old").headers["Cache-Control"] == "no-cache"
+    assert get("/", BODY).headers["Cache-Control"] == "no-store"
+    assert get("/api/v1/history", BODY).headers["Cache-Control"] == "no-store"
 
 
 # Listening

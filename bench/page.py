@@ -1,0 +1,97 @@
+"""What people who look cost the sidecar: ten open status pages, and how much travels to open one.
+
+A client here asks as page.js does: the page with all it consists of and the history once, then the page at
+the pace that it names. ``BENCH_SECONDS=10`` measures for a shorter time than a minute.
+"""
+
+import asyncio
+import gzip
+import itertools
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from bench import Row
+from bench.reader import storm
+from bench.serve import SECONDS, WARM_UP, Process, started
+
+PAGES = 10
+PACKED = {"Accept-Encoding": "gzip"}
+
+
+@asynccontextmanager
+async def _vllm() -> AsyncIterator[str]:
+    """A server that answers with the bodies of a storm; the URL of its metrics."""
+    bodies = itertools.cycle(storm())
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(body=next(bodies), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
+    finally:
+        await runner.cleanup()
+
+
+async def _look(base: str, after: float, end: float) -> tuple[int, int]:
+    """One open page; the bytes that travelled to open it, and how often it asked for news."""
+    async with aiohttp.ClientSession(base, auto_decompress=False, headers=PACKED) as client:
+
+        async def get(path: str) -> bytes:
+            async with client.get(path) as answer:
+                assert answer.status == 200, path
+                return await answer.read()
+
+        await asyncio.sleep(after)
+        first = await get("/")
+        text = gzip.decompress(first).decode()
+        version = re.search(r"page\.css\?v=(\w+)", text)[1]
+        parts = [await get(f"/{name}?v={version}") for name in ("page.css", "page.js", "page.svg")]
+        parts.append(await get("/api/v1/history?engine=0"))
+        every = float(re.search(r'data-every="([\d.]+)"', text)[1])
+        asked = 0
+        while time.monotonic() + every < end:
+            await asyncio.sleep(every)
+            await get("/")
+            asked += 1
+        return sum(map(len, (first, *parts))), asked
+
+
+async def _spent(process: Process, pages: int, seconds: float) -> tuple[float, list[tuple[int, int]]]:
+    """Share of a core over some seconds with so many open pages."""
+    before, start = process.cpu_seconds(), time.monotonic()
+    looks = await asyncio.gather(
+        *(_look(process.url, 2.0 * number / pages, start + seconds) for number in range(pages))
+    )
+    await asyncio.sleep(start + seconds - time.monotonic())
+    return (process.cpu_seconds() - before) / (time.monotonic() - start), list(looks)
+
+
+async def _measure() -> list[Row]:
+    async with _vllm() as url:
+        serve = ("-m", "exporter", "serve", "--target.url", url, "--web.listen-address", "127.0.0.1:0")
+        with started(*serve) as process:
+            await asyncio.sleep(WARM_UP)
+            alone, _ = await _spent(process, 0, SECONDS / 2)
+            watched, looks = await _spent(process, PAGES, SECONDS)
+            again, _ = await _spent(process, 0, SECONDS / 2)
+    asked = sum(times for _, times in looks)
+    assert asked >= PAGES * (SECONDS / 2 - 3), f"wanted a question every two seconds, got {asked} in all"
+    return [
+        Row(f"one core for {PAGES} open pages", 100 * (watched - (alone + again) / 2), "%", 2.0, "at most"),
+        Row("bytes to open one", looks[0][0] / 1024, "KiB", 150.0, "at most"),
+    ]
+
+
+def run() -> list[Row]:
+    """The same process with and without anybody who looks."""
+    return asyncio.run(_measure())

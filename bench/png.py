@@ -1,0 +1,86 @@
+"""Screenshots made small enough for a repository: a PNG with a palette of its 256 commonest colours."""
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_CHANNELS = {2: 3, 6: 4}  # colour type -> bytes per pixel, of eight bits each
+_PALETTE = 256
+
+
+def shrink(png: bytes) -> bytes:
+    """The picture with at most 256 colours; opaque, of eight bits per channel, as browsers take them."""
+    width, height, channels, data = _read(png)
+    rows = _unfiltered(data, width * channels, height, channels)
+    pixels = [
+        list(zip(row[0::channels], row[1::channels], row[2::channels], strict=True)) for row in rows
+    ]  # fmt: skip
+    palette, index = _palette(Counter(pixel for row in pixels for pixel in row))
+    body = b"".join(b"\0" + bytes(map(index.__getitem__, row)) for row in pixels)
+    return (
+        SIGNATURE
+        + _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0))
+        + _chunk(b"PLTE", b"".join(map(bytes, palette)))
+        + _chunk(b"IDAT", zlib.compress(body, 9))
+        + _chunk(b"IEND", b"")
+    )
+
+
+def _read(png: bytes) -> tuple[int, int, int, bytes]:
+    assert png.startswith(SIGNATURE), "wanted a PNG"
+    at, data, header = len(SIGNATURE), b"", b""
+    while at < len(png):
+        (length,) = struct.unpack_from(">I", png, at)
+        kind, content = png[at + 4 : at + 8], png[at + 8 : at + 8 + length]
+        header = content if kind == b"IHDR" else header
+        data += content if kind == b"IDAT" else b""
+        at += 12 + length
+    width, height, bits, colour = struct.unpack_from(">IIBB", header)
+    assert bits == 8, f"wanted eight bits per channel, got {bits}"
+    assert colour in _CHANNELS, f"wanted colours, got type {colour}"
+    return width, height, _CHANNELS[colour], zlib.decompress(data)
+
+
+def _unfiltered(data: bytes, stride: int, height: int, step: int) -> Iterator[bytes]:
+    """The rows as they were before PNG's five filters."""
+    above = bytearray(stride)
+    for number in range(height):
+        start = number * (stride + 1)
+        row = bytearray(data[start + 1 : start + 1 + stride])
+        _undo(data[start], row, above, step)
+        above = row
+        yield bytes(row)
+
+
+def _undo(kind: int, row: bytearray, above: bytearray, step: int) -> None:
+    for at in range(len(row) if kind else 0):
+        left = row[at - step] if at >= step else 0
+        up, corner = above[at], above[at - step] if at >= step else 0
+        guess = (0, left, up, (left + up) // 2, _paeth(left, up, corner))[kind]
+        row[at] = (row[at] + guess) & 255
+
+
+def _paeth(left: int, up: int, corner: int) -> int:
+    guess = left + up - corner
+    return min(
+        (left, up, corner), key=lambda one: abs(guess - one)
+    )  # the first of equals, as the format says
+
+
+def _palette(colours: Counter) -> tuple[list, dict]:
+    """The commonest colours, and for every colour which of them is nearest."""
+    palette = [colour for colour, _ in colours.most_common(_PALETTE)]
+    index = {colour: number for number, colour in enumerate(palette)}
+    for colour in colours:
+        if colour not in index:
+            index[colour] = min(
+                range(len(palette)),
+                key=lambda number: sum((a - b) ** 2 for a, b in zip(palette[number], colour, strict=True)),
+            )
+    return palette, index
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

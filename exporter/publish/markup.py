@@ -1,0 +1,470 @@
+"""The status page as text: everything that is known of the targets, in the catalogue's words.
+
+Pure. Whatever comes from a server goes through `esc` on its way into the page.
+"""
+
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+from urllib.parse import quote
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Finding, Severity, Verdict
+from exporter.analysis.fixes import Advice
+from exporter.analysis.verdicts import HEALTHY
+from exporter.engine import EngineReading
+from exporter.pipeline import TargetReading
+from exporter.publish.fragments import (
+    WORDS,
+    badge,
+    clock_time,
+    confirm,
+    copied,
+    counted,
+    esc,
+    label,
+    not_help,
+    span,
+    title,
+)
+from exporter.publish.metrics import METRICS
+from exporter.publish.terminal import number
+from exporter.publish.timeline import Timeline, Track
+from exporter.report import engine_names
+
+__all__ = ["IN_FULL", "TAIL", "TargetView", "View", "body", "headline"]
+
+# More engines than these, the worst ones, are a row of the overview and a link.
+IN_FULL: Final = 8
+# The newest points stand in the page itself: whoever reloads it often enough needs no history.
+TAIL: Final = 16
+# The first fixes are shown in full; the others are behind a line that can be opened.
+_OPEN_FIXES: Final = 3
+_HELP: Final = {row.signal: row.help for row in METRICS if row.signal}
+_COLUMNS: Final = (
+    ("kv_usage_ratio", "KV"),
+    ("requests_running", "Running"),
+    ("requests_waiting", "Waiting"),
+    ("preemptions_per_second", "Preemptions/s"),
+    ("generation_tokens_per_second", "Tokens/s"),
+)
+# The charts again, for whoever has no JavaScript: signal and name.
+_CHARTED: Final = (
+    ("kv_usage_ratio", "KV cache usage"),
+    ("preemptions_per_second", "Preemptions per second"),
+    ("preemptions_inferred_per_second", "Inferred, not counted by vLLM yet"),
+    ("requests_running", "Running"),
+    ("requests_waiting", "Waiting"),
+    ("generation_tokens_per_second", "Tokens per second"),
+)
+
+_Card = tuple[Severity, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """A target as the page sees it: its URL without secrets, the last reading, its last ten minutes."""
+
+    url: str
+    reading: TargetReading | None
+    timeline: Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that one rendering of the page shows.
+
+    Attributes:
+        now: by the clock of the readings.
+        wall: the same moment in unix seconds.
+        own: what the exporter tells of itself, by name.
+    """
+
+    now: float
+    wall: float
+    targets: Sequence[TargetView]
+    own: Mapping[str, str]
+
+
+def body(view: View, chosen: str | None = None) -> str:
+    """What stands in the page's ``<main>``.
+
+    Args:
+        view: what to show.
+        chosen: the name of the one engine to show in full.
+    """
+    parts: list[str] = []
+    for index, target in enumerate(view.targets):
+        parts += _target(view, index, target, chosen)
+    parts += _own(view.own)
+    return "\n".join(parts)
+
+
+def headline(view: View) -> str:
+    """The worst that is said, for the tab and for whoever only listens."""
+    worst, said = Severity.NONE, "Nothing is known yet"
+    for target in view.targets:
+        if target.reading is None:
+            continue
+        judgement = target.reading.judgement
+        judged = [(judgement.severity, judgement.verdict, "")]
+        judged += [
+            (engine.judgement.severity, engine.judgement.verdict, f", {engine.key.model} engine {name}")
+            for name, engine in engine_names(target.reading).items()
+        ]
+        severity, verdict, whose = max(judged, key=lambda one: one[0])  # the first of the worst
+        if severity > worst or said.startswith("Nothing"):
+            worst, said = severity, f"{title(verdict)}{whose}"
+    return f"{WORDS[worst]}: {said}"
+
+
+# A target.
+
+
+def _target(view: View, index: int, target: TargetView, chosen: str | None) -> Iterator[str]:
+    reading = target.reading
+    yield f'<section class="target" id="t{index}" aria-label="Target {esc(target.url)}">'
+    yield f'<p class="bar">{_state(view, target)}</p>'
+    if reading is not None:
+        engines = engine_names(reading)
+        shown = _shown(engines, chosen)
+        if len(engines) > 1:
+            yield from _overview(target, engines, shown)
+        cards = [*_target_cards(view, reading), *_models(reading)]
+        for name in shown:
+            severity = engines[name].judgement.severity
+            cards.append((severity, "\n".join(_engine(view, index, target, name, engines[name]))))
+        yield from (text for _, text in sorted(cards, key=lambda card: -card[0].rank))  # the worst first
+    yield "</section>"
+
+
+def _shown(engines: Mapping[str, EngineReading], chosen: str | None) -> Sequence[str]:
+    if chosen is not None and chosen in engines:
+        return [chosen]
+    return sorted(engines, key=lambda name: -engines[name].judgement.severity.rank)[:IN_FULL]
+
+
+def _state(view: View, target: TargetView) -> str:
+    reading = target.reading
+    watches = f"Watches <code>{esc(target.url)}</code>: "
+    if reading is None:
+        return f"{watches}<strong>not asked yet</strong>"
+    age = view.now - reading.t
+    state = "up" if reading.up else f"down ({esc(reading.error)})"
+    told = [f"{watches}<strong>{state}</strong>", f"asked {span(age)} ago"]
+    if not reading.up:
+        told.append(
+            "no good answer yet"
+            if reading.good_at is None
+            else f"last good answer {span(view.now - reading.good_at)} ago"
+        )
+    told.append(f"{counted(len(reading.engines), 'engine')}, {counted(reading.restarts, 'restart')} seen")
+    if age > reading.max_age:
+        told.append(f"<b class='aged'>old: nothing new since {clock_time(view.wall - age)}</b>")
+    return " <span class='sep'>·</span> ".join(told)
+
+
+def _target_cards(view: View, reading: TargetReading) -> Iterator[_Card]:
+    table, judgement = catalogue.load(), reading.judgement
+    if judgement.verdict != HEALTHY or not reading.engines:
+        entry = table.verdicts[judgement.verdict]
+        poll = f"<p>The last poll ended with <code>{esc(reading.error)}</code>.</p>" if reading.error else ""
+        yield _card(entry, judgement.severity, "Target", judgement.fixes, more=poll)
+    for name in judgement.findings:
+        missing = [
+            f"{esc(name)} (gone for {span(view.now - engine.seen_at)})"
+            for name, engine in engine_names(reading).items()
+            if engine.missing
+        ]
+        who = f"<p>Missing: {', '.join(missing[:IN_FULL])}.</p>" if missing else ""
+        yield _card(table.findings[name], judgement.severity, "Target", judgement.fixes, more=who)
+
+
+def _models(reading: TargetReading) -> Iterator[_Card]:
+    table = catalogue.load()
+    for model, of_model in reading.models.items():
+        for name in of_model.findings:
+            who = f"Model <bdi>{esc(model)}</bdi>"
+            yield _card(table.findings[name], of_model.severity, who, of_model.fixes)
+
+
+def _card(
+    entry: Verdict | Finding, severity: Severity, who: str, fixes: Iterable[str], *, more: str = ""
+) -> _Card:
+    """A verdict or finding that is no engine's: words, and what to do."""
+    table = catalogue.load()
+    todo = "".join(
+        f"<li><b>{esc(table.fixes[n].title)}.</b> {esc(table.fixes[n].action)}</li>" for n in fixes
+    )
+    parts = (
+        f'<article class="card {severity.value}"><div class="head">',
+        f"<h2>{badge(severity)} <span>{title(entry.name)}</span> <small>{who}</small></h2>",
+        f'<p class="lead">{esc(entry.summary)}</p><p>{esc(entry.impact)}</p>{more}</div>',
+        f"<p>{esc(entry.meaning)}</p>",
+        f"<h3>What to do</h3><ol>{todo}</ol>" if todo else "",
+        f"<h3>What will not help</h3>{not_help(entry.not_help.items())}" if entry.not_help else "",
+        *confirm(entry.confirm),
+        "</article>",
+    )
+    return severity, "\n".join(part for part in parts if part)
+
+
+def _overview(
+    target: TargetView, engines: Mapping[str, EngineReading], shown: Sequence[str]
+) -> Iterator[str]:
+    yield '<div class="scroll" role="region" tabindex="0" aria-label="All engines">'
+    yield "<table class='overview'><caption>All engines</caption><thead><tr>"
+    yield "<th scope='col'>Engine</th><th scope='col'>Verdict</th>"
+    yield "".join(f'<th scope="col" class="n">{words}</th>' for _, words in _COLUMNS)
+    yield "</tr></thead><tbody>"
+    for name, engine in engines.items():
+        link = f"#{_id(target, engine)}" if name in shown else f"?engine={esc(_quoted(name))}"
+        cells = (_value(engine, signal) for signal, _ in _COLUMNS)
+        yield (
+            f'<tr><th scope="row"><a href="{link}"><bdi>{esc(name)}</bdi></a></th>'
+            f"<td>{badge(engine.judgement.severity)} {title(engine.judgement.verdict)}</td>"
+            + "".join(f'<td class="n">{cell}</td>' for cell in cells)
+            + "</tr>"
+        )
+    yield "</tbody></table></div>"
+
+
+# An engine.
+
+
+def _engine(view: View, index: int, target: TargetView, name: str, engine: EngineReading) -> Iterator[str]:
+    judgement = engine.judgement
+    entry = catalogue.load().verdicts[judgement.verdict]
+    old = _old(view, target, engine)
+    here = _id(target, engine)
+    # Where the target's own card says it all, it is not said again.
+    told = target.reading is not None and target.reading.judgement.verdict == entry.name != HEALTHY
+    yield (
+        f'<article class="card engine {judgement.severity.value}{" old" if old else ""}" id="{here}"'
+        f' aria-labelledby="{here}-h"><div class="head">'
+        f'<h2 id="{here}-h">{badge(judgement.severity)} <span>{title(judgement.verdict)}</span>'
+        f" <small>for {span(view.now - judgement.since)} ·"
+        f" <bdi>{esc(engine.key.model)}</bdi>, engine <bdi>{esc(name)}</bdi></small></h2>"
+    )
+    impact = "" if told else f"<p>{esc(entry.impact)}</p>"
+    yield f'<p class="lead">{esc(entry.summary)}</p>{impact}</div>{old}'
+    yield _tiles(engine)
+    yield '<div class="columns"><div>'
+    if not told:
+        yield from _why(engine, entry)
+    yield from _fixes(engine.advised.fixes)
+    yield "</div><div>"
+    track = target.timeline.tracks.get(name)
+    if track is not None:
+        yield from _charts(index, target, name, engine, track)
+        yield from _changes(view, track)
+    yield "</div><div>"
+    if engine.advised.withheld:
+        yield "<h3>What will not help</h3>"
+        yield not_help((each.fix, each.reason) for each in engine.advised.withheld)
+    yield "</div></div>"
+    if not told:
+        yield from confirm(entry.confirm)
+    yield from _limits(engine)
+    yield from _numbers(engine)
+    yield "</article>"
+
+
+def _old(view: View, target: TargetView, engine: EngineReading) -> str:
+    """What to say when an engine's numbers are not of this moment; empty when they are."""
+    age = view.now - engine.seen_at
+    if not engine.missing and (target.reading is None or age <= target.reading.max_age):
+        return ""
+    return (
+        f'<p class="aged"><b>Old.</b> Last seen {span(age)} ago, at {clock_time(view.wall - age)}.'
+        " What it measures now is unknown.</p>"
+    )
+
+
+def _tiles(engine: EngineReading) -> str:
+    known = engine.signals.known()
+    seats = engine.limits.number("max_num_seqs")
+    tiles = (
+        ("KV cache", "kv_usage_ratio", _beside("peak", "kv_usage_max_ratio", known)),
+        ("Running", "requests_running", f"of {seats:.0f} seats" if seats else ""),
+        ("Waiting", "requests_waiting", ""),
+        (
+            "Preemptions/s",
+            "preemptions_per_second",
+            _beside("per finished", "preemptions_per_finished_request", known),
+        ),
+        (
+            "Tokens/s",
+            "generation_tokens_per_second",
+            _beside("usual", "generation_tokens_per_second_recent", known),
+        ),
+    )
+    return (
+        '<dl class="tiles">'
+        + "".join(
+            f"<div><dt>{name}</dt><dd>{_value(engine, signal)}</dd><dd class='beside'>{beside}</dd></div>"
+            for name, signal, beside in tiles
+        )
+        + "</dl>"
+    )
+
+
+def _beside(word: str, signal: str, known: Mapping[str, float]) -> str:
+    return f"{word} {number(signal, known[signal])}" if signal in known else ""
+
+
+def _value(engine: EngineReading, signal: str) -> str:
+    value: float | None = getattr(engine.signals, signal)
+    return "<span class='unknown'>unknown</span>" if value is None else number(signal, value)
+
+
+def _why(engine: EngineReading, entry: Verdict) -> Iterator[str]:
+    table = catalogue.load()
+    yield "<h3>Why</h3>"
+    if engine.judgement.evidence:
+        yield "<table class='evidence'><thead class='unseen'><tr><th scope='col'>Signal</th>"
+        yield "<th scope='col'>Value</th><th scope='col'>Threshold</th></tr></thead><tbody>"
+        for each in engine.judgement.evidence:
+            limit = "" if each.threshold is None else f"threshold {number(each.signal, each.threshold)}"
+            yield (
+                f'<tr><th scope="row">{label(each.signal)}</th>'
+                f'<td class="n"><b>{number(each.signal, each.value)}</b></td><td>{limit}</td></tr>'
+            )
+        yield "</tbody></table>"
+    yield f"<p>{esc(entry.meaning)}</p>"
+    if engine.findings:
+        yield "<ul class='findings'>"
+        yield from (
+            f"<li><b>Also: {title(name)}.</b> {esc(table.entry(name).summary)}</li>"
+            for name in engine.findings
+        )
+        yield "</ul>"
+
+
+def _fixes(fixes: Sequence[Advice]) -> Iterator[str]:
+    if not fixes:
+        return
+    yield '<h3>What to change, best first</h3><ol class="fixes">'
+    yield from map(_fix, fixes[:_OPEN_FIXES])
+    yield "</ol>"
+    if rest := fixes[_OPEN_FIXES:]:
+        yield f"<details class='rest'><summary>{len(rest)} more</summary>"
+        yield f'<ol class="fixes" start="{_OPEN_FIXES + 1}">'
+        yield from map(_fix, rest)
+        yield "</ol></details>"
+
+
+def _fix(advice: Advice) -> str:
+    fix = catalogue.load().fixes[advice.fix]
+    enough = {True: "suffices alone", False: "not enough alone", None: ""}[advice.suffices]
+    tags = [tag for tag in (enough, "" if advice.gain is None else f"gain {advice.gain:.2f}x") if tag]
+    inputs = ", ".join(
+        f"{label(name)} {esc(value) if isinstance(value, str) else number(name, value)}"
+        for name, value in advice.inputs.items()
+    )
+    notes = [esc(advice.note), f"No number: {esc(advice.missing)}." if advice.missing else ""]
+    more = [
+        ("Effect", esc(fix.effect)),
+        ("Computed from", inputs),
+        ("Only if", esc(" ".join(fix.conditions))),
+    ]
+    return (
+        f"<li><h4>{esc(fix.title)}{''.join(f' <span class=tag>{tag}</span>' for tag in tags)}</h4>"
+        + (copied(advice.flag) if advice.flag else "")
+        + f"<p>{esc(fix.action)}</p>"
+        + "".join(f"<p class='small'>{note}</p>" for note in notes if note)
+        + f"<p class='small'><b>Risk:</b> {esc(fix.risk)}</p>"
+        + "<details><summary>Effect and conditions"
+        + f"<span class='unseen'> of: {esc(fix.title)}</span></summary><dl>"
+        + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in more if text)
+        + "</dl></details></li>"
+    )
+
+
+def _charts(index: int, target: TargetView, name: str, engine: EngineReading, track: Track) -> Iterator[str]:
+    """The place that page.js draws in, with the same in words for whoever has no JavaScript."""
+    start, max_age = target.timeline.start or 0.0, target.reading.max_age if target.reading else 0.0
+    tail = json.dumps(track.as_object(start, TAIL), separators=(",", ":"))
+    seats = engine.limits.number("max_num_seqs")
+    yield "<h3>The last ten minutes</h3>"
+    yield (
+        f'<div class="charts" data-drawn data-target="{index}" data-engine="{escape(name)}"'
+        f' data-gap="{1.5 * max_age:g}" data-seats="{seats or ""}" data-tail="{escape(tail)}">'
+    )
+    yield "<table><thead><tr><th scope='col'>Signal</th><th scope='col'>least</th>"
+    yield "<th scope='col'>greatest</th></tr></thead><tbody>"
+    for signal, words in _CHARTED:
+        if (extent := track.extent(signal)) is not None:
+            cells = "".join(f'<td class="n">{number(signal, round(value, 3))}</td>' for value in extent)
+            yield f'<tr><th scope="row">{words}</th>{cells}</tr>'
+    yield "</tbody></table></div>"
+
+
+def _changes(view: View, track: Track) -> Iterator[str]:
+    events = [
+        (change.t, f"{title(change.verdict)} ({WORDS[Severity(change.severity)].lower()})")
+        for change in track.changes
+    ]
+    events += [(t, "A new process of the engine was seen") for t in track.restarts]
+    yield f"<details><summary>Changes of verdict and restarts ({len(events)})</summary><ul>"
+    for t, text in sorted(events, reverse=True):
+        yield f"<li>{clock_time(view.wall - view.now + t)}, {span(view.now - t)} ago: {text}</li>"
+    yield "</ul></details>"
+
+
+def _limits(engine: EngineReading) -> Iterator[str]:
+    limits, version = engine.limits, ".".join(map(str, engine.version))
+    yield f"<details><summary>Known limits and where they come from ({len(limits.facts)})</summary>"
+    yield f"<p>vLLM {esc(version)} or newer, by the names it prints.</p>" if version else ""
+    yield "<table><thead><tr><th scope='col'>Limit</th><th scope='col'>Value</th><th scope='col'>Source</th>"
+    yield "</tr></thead><tbody>"
+    for name, value in limits.facts.items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        yield f'<tr><th scope="row"><code>{esc(name)}</code></th><td class="n">{esc(shown)}</td>'
+        yield f"<td>{esc(limits.source.get(name, ''))}</td></tr>"
+    yield "</tbody></table></details>"
+    if engine.untrusted or engine.duplicates:
+        yield "<details open><summary>Numbers that are not used as they came</summary><ul>"
+        yield from (
+            f"<li><code>{esc(name)}</code>: {esc(why)}</li>" for name, why in engine.untrusted.items()
+        )
+        yield from (
+            f"<li><code>{esc(n)}</code>: printed more than once</li>" for n in sorted(engine.duplicates)
+        )
+        yield "</ul></details>"
+
+
+def _numbers(engine: EngineReading) -> Iterator[str]:
+    known = engine.signals.known()
+    yield f"<details><summary>All numbers ({len(known) + len(engine.saturation)})</summary>"
+    yield "<table><thead><tr><th scope='col'>Signal</th><th scope='col'>Value</th>"
+    yield "<th scope='col'>What it is</th></tr></thead><tbody>"
+    for name, value in known.items():
+        yield f'<tr><th scope="row">{label(name)}</th><td class="n">{number(name, value)}</td>'
+        yield f"<td class='small'>{esc(_HELP.get(name, ''))}</td></tr>"
+    for name, value in engine.saturation.items():
+        yield f'<tr><th scope="row">Saturation, {esc(name)}</th><td class="n">{value:.2f}</td><td></td></tr>'
+    yield "</tbody></table></details>"
+
+
+# The exporter, and words.
+
+
+def _own(own: Mapping[str, str]) -> Iterator[str]:
+    if own:
+        yield '<section class="own" id="own"><h2>What this exporter costs</h2><dl>'
+        yield from (f"<div><dt>{esc(name)}</dt><dd>{esc(text)}</dd></div>" for name, text in own.items())
+        yield "</dl></section>"
+
+
+def _id(target: TargetView, engine: EngineReading) -> str:
+    """An id for anchors that stays the engine's, whatever its name is made of."""
+    whole = f"{target.url}\0{engine.key.model}\0{engine.key.name}"
+    return f"e{zlib.crc32(whole.encode('utf-8', 'replace')):08x}"
+
+
+def _quoted(name: str) -> str:
+    return quote(name, safe="", errors="replace")

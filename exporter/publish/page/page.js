@@ -1,0 +1,432 @@
+// The status page comes from the server complete; this keeps it up to date, draws the charts and copies flags.
+// What the server sends is only ever put in as text and attributes of a parsed document: no HTML from strings.
+
+const SPAN = 600;
+const SPANS = [60, 120, 300, SPAN];
+const HEIGHT = 104;
+const LEFT = 38;
+const RIGHT = 6;
+const FOOT = 17;
+const SVG = "http://www.w3.org/2000/svg";
+const PATIENCE = 5000;
+
+const percent = (value) => `${(100 * value).toFixed(value < 0.0995 && value > 0 ? 1 : 0)}%`;
+const plain = (value) =>
+  value >= 10000 ? `${(value / 1000).toFixed(value < 100000 ? 1 : 0)}k` : `${+value.toPrecision(value < 100 ? 2 : 4)}`;
+
+// A curve: signal, its name, colour, and how it is drawn, which tells it from its neighbour without colour.
+const CHARTS = [
+  { title: "KV cache usage", show: percent, most: 1, curves: [
+    { signal: "kv_usage_ratio", name: "usage", colour: "blue", form: "filled" },
+    { signal: "kv_usage_max_ratio", name: "peak of 60 s", colour: "grey", form: "thin" },
+  ] },
+  { title: "Preemptions/s", show: plain, least: 1, curves: [
+    { signal: "preemptions_per_second", name: "counted", colour: "red", form: "filled" },
+    { signal: "preemptions_inferred_per_second", name: "inferred (estimate)", colour: "amber", form: "dots" },
+  ] },
+  { title: "Requests", show: plain, least: 4, limit: "seats", curves: [
+    { signal: "requests_running", name: "running", colour: "blue", form: "line" },
+    { signal: "requests_waiting", name: "waiting", colour: "amber", form: "dash" },
+  ] },
+  { title: "Tokens/s", show: plain, least: 10, curves: [
+    { signal: "generation_tokens_per_second", name: "put out", colour: "green", form: "filled" },
+    { signal: "generation_tokens_per_second_recent", name: "usual here", colour: "grey", form: "thin" },
+  ] },
+];
+
+const main = document.getElementById("main");
+const pasts = new Map(); // target and engine -> the columns of the last ten minutes
+const drawn = new WeakMap(); // place -> what was drawn there
+let clock = { now: [], wall: 0 };
+
+// Parts of documents.
+
+function svg(name, attributes = {}, text = "") {
+  const element = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  if (text) element.textContent = text;
+  return element;
+}
+
+function html(name, className = "", text = "") {
+  const element = document.createElement(name);
+  if (className) element.className = className;
+  if (text) element.textContent = text;
+  return element;
+}
+
+function say(id, text) {
+  const place = document.getElementById(id);
+  if (place.textContent !== text) place.textContent = text;
+}
+
+// Make one element like another, and leave alone what is alike: focus, selection and open details survive.
+function morph(old, fresh) {
+  for (const { name, value } of fresh.attributes)
+    if (old.getAttribute(name) !== value && !(name === "open" && old.localName === "details")) old.setAttribute(name, value);
+  if ("drawn" in fresh.dataset) return; // what is inside is ours, and so are attributes that the server did not send
+  for (const { name } of [...old.attributes])
+    if (!fresh.hasAttribute(name) && !(name === "open" && old.localName === "details")) old.removeAttribute(name);
+  const named = new Map([...old.children].filter((child) => child.id).map((child) => [child.id, child]));
+  let at = old.firstChild;
+  for (const child of [...fresh.childNodes]) {
+    const match = child.id ? named.get(child.id) : at;
+    if (!match || match.nodeName !== child.nodeName || (match.id || "") !== (child.id || "")) {
+      old.insertBefore(document.importNode(child, true), at);
+      continue;
+    }
+    if (match === at) at = at.nextSibling;
+    else old.insertBefore(match, at);
+    if (child.nodeType !== Node.ELEMENT_NODE) {
+      if (match.data !== child.data) match.data = child.data;
+    } else if (match instanceof HTMLElement) morph(match, child);
+    else if (!match.isEqualNode(child)) match.replaceWith(document.importNode(child, true));
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+// News.
+
+function ask(url, type) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("GET", url);
+    request.responseType = type;
+    request.timeout = PATIENCE;
+    request.onload = () => (request.status === 200 && request.response ? resolve(request.response) : reject());
+    request.onerror = request.ontimeout = reject;
+    request.send();
+  });
+}
+
+let heardAt = Date.now();
+let lostTimer = 0;
+
+function lose() {
+  document.body.classList.add("lost");
+  const seconds = Math.round((Date.now() - heardAt) / 1000);
+  say("lost", `Old: the exporter does not answer. All of this is as it was ${seconds} s ago.`);
+}
+
+async function refresh() {
+  try {
+    const page = await ask(location.pathname + location.search, "document");
+    const fresh = page.getElementById("main");
+    if (!fresh || !page.body.dataset.run) throw new Error("not this page");
+    if (page.body.dataset.run !== document.body.dataset.run) return location.reload(); // another exporter
+    const said = fresh.dataset.headline;
+    if (said !== main.dataset.headline) say("said", said);
+    document.title = page.title;
+    say("asof", page.getElementById("asof").textContent);
+    morph(main, fresh);
+    heardAt = Date.now();
+    clearInterval(lostTimer);
+    lostTimer = 0;
+    document.body.classList.remove("lost");
+    say("lost", "");
+    await update();
+  } catch {
+    lose();
+    lostTimer ||= setInterval(lose, 1000);
+  }
+  return undefined;
+}
+
+let waiting = 0;
+let busy = false;
+
+async function turn() {
+  clearTimeout(waiting);
+  if (busy) return;
+  busy = true;
+  await refresh();
+  busy = false;
+  if (!document.hidden) waiting = setTimeout(turn, 1000 * Number(main.dataset.every || 2));
+}
+
+// The past.
+
+const keyOf = (place) => `${place.dataset.target} ${place.dataset.engine}`;
+
+// Put the newest points behind those that are known; false where some are missing in between.
+function append(key, tail) {
+  const past = pasts.get(key);
+  const first = tail.t[0];
+  if (!past || past.t.length === 0 || first === undefined) {
+    if (!past) pasts.set(key, tail);
+    else Object.assign(past, { verdicts: tail.verdicts, restarts: tail.restarts });
+    return Boolean(past);
+  }
+  const whole = past.t.at(-1) >= first;
+  let keep = past.t.length;
+  while (keep > 0 && past.t[keep - 1] >= first) keep -= 1;
+  const start = past.t.findIndex((t) => t >= tail.t.at(-1) - SPAN);
+  for (const [name, values] of Object.entries(tail))
+    past[name] = name === "verdicts" || name === "restarts" ? values : past[name].slice(start, keep).concat(values);
+  return whole;
+}
+
+async function fetchPast() {
+  const places = [...document.querySelectorAll(".charts")];
+  const query = places.length === 1 ? `?engine=${encodeURIComponent(places[0].dataset.engine)}` : "";
+  const document_ = await ask(`api/v1/history${query}`, "json");
+  for (const [index, target] of document_.targets.entries())
+    for (const [name, past] of Object.entries(target.engines)) pasts.set(`${index} ${name}`, past);
+}
+
+async function update() {
+  clock = { now: main.dataset.now.split(" ").map(Number), wall: Number(main.dataset.clock) };
+  let whole = true;
+  const places = [...document.querySelectorAll(".charts")];
+  for (const place of places) whole = append(keyOf(place), JSON.parse(place.dataset.tail)) && whole;
+  places.forEach(draw);
+  if (whole) return;
+  await fetchPast();
+  for (const place of places) append(keyOf(place), JSON.parse(place.dataset.tail));
+  places.forEach(draw);
+}
+
+// Charts.
+
+function build(place) {
+  place.replaceChildren();
+  place.tabIndex = 0;
+  place.setAttribute("role", "group");
+  place.setAttribute("aria-label", "Charts. Left and right arrow keys read values at earlier times.");
+  const charts = CHARTS.map((chart) => {
+    const figure = html("figure", "chart");
+    const caption = html("figcaption");
+    caption.append(html("b", "", chart.title));
+    const values = [...chart.curves, ...(chart.limit ? [{ limit: true, name: chart.limit, colour: "grey", form: "limit" }] : [])].map((curve) => {
+      const label = html("span");
+      const sample = svg("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
+      if (curve.form === "filled") sample.append(svg("path", { class: `area ${curve.colour}`, d: "M0 5H22V10H0z" }));
+      sample.append(svg("path", { class: `curve ${curve.form} ${curve.colour}`, d: "M1 5H21" }));
+      if (curve.form === "dots") sample.append(svg("circle", { class: `dot ${curve.colour}`, cx: 11, cy: 5, r: 3 }));
+      const value = html("i");
+      label.append(sample, document.createTextNode(curve.name), value);
+      caption.append(label);
+      return { label, value };
+    });
+    const canvas = svg("svg", { role: "img", height: HEIGHT });
+    figure.append(caption, canvas);
+    place.append(figure);
+    return { canvas, values };
+  });
+  const figure = html("figure", "chart");
+  const caption = html("figcaption");
+  const when = html("span", "when");
+  caption.append(html("b", "", "Verdicts and restarts"), when);
+  const band = svg("svg", { role: "img", height: 40 + FOOT });
+  figure.append(caption, band);
+  place.append(figure);
+  const state = { charts, band, when, at: null };
+  new ResizeObserver(() => draw(place)).observe(place);
+  place.addEventListener("pointermove", (event) => point(place, state, event.clientX - place.getBoundingClientRect().left));
+  place.addEventListener("pointerleave", () => read(place, state, null));
+  place.addEventListener("blur", () => read(place, state, null));
+  place.addEventListener("keydown", (event) => step(place, state, event));
+  return state;
+}
+
+function point(place, state, x) {
+  const { from, to, width } = state.frame;
+  const t = from + ((x - LEFT) / (width - LEFT - RIGHT)) * (to - from);
+  read(place, state, t < from || t > to ? null : t);
+}
+
+function step(place, state, event) {
+  const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (event.key === "Escape") read(place, state, null);
+  if (!way || !state.frame) return;
+  event.preventDefault();
+  const { from, to } = state.frame;
+  const t = (state.at ?? to) + (way * (to - from)) / 60;
+  read(place, state, t >= to ? null : Math.max(from, t));
+}
+
+function read(place, state, t) {
+  if (state.at === t) return;
+  state.at = t;
+  draw(place);
+}
+
+function nearest(times, t) {
+  let low = 0;
+  let high = times.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (times[middle] < t) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && t - times[low - 1] < times[low] - t ? low - 1 : low;
+}
+
+const timeOf = (seconds) => new Date(1000 * seconds).toISOString().slice(11, 19);
+const ago = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`);
+
+function draw(place) {
+  const past = pasts.get(keyOf(place));
+  if (!past) return;
+  if (!drawn.has(place)) drawn.set(place, build(place));
+  const state = drawn.get(place);
+  const width = Math.max(160, place.clientWidth);
+  const to = clock.now[Number(place.dataset.target)] ?? past.t.at(-1) ?? 0;
+  const age = to - Math.min(past.t[0] ?? to, past.verdicts[0]?.[0] ?? to);
+  const span = SPANS.find((one) => one >= age) ?? SPAN;
+  const frame = { from: to - span, to, span, width, gap: Math.max(6, Number(place.dataset.gap)) };
+  frame.x = (t) => LEFT + ((Math.max(frame.from, t) - frame.from) / span) * (width - LEFT - RIGHT);
+  frame.restarts = past.restarts.filter((t) => t >= frame.from);
+  state.frame = frame;
+  const index = past.t.length === 0 ? -1 : state.at === null ? past.t.length - 1 : nearest(past.t, state.at);
+  const fresh = index >= 0 && (state.at !== null || to - past.t[index] <= frame.gap);
+  CHARTS.forEach((chart, number) => drawChart(chart, state.charts[number], past, frame, state.at, fresh ? index : -1, Number(place.dataset.seats)));
+  drawBand(state.band, past, frame, state.at);
+  const back = state.at === null ? 0 : to - state.at;
+  const when = state.at === null ? "" : `${timeOf(clock.wall - back)} UTC, ${ago(back)}`;
+  if (state.when.textContent !== when) state.when.textContent = when;
+}
+
+function round(most) {
+  const power = 10 ** Math.floor(Math.log10(most));
+  return [1, 1.5, 2, 3, 4, 5, 8, 10].find((one) => one * power >= most) * power;
+}
+
+function drawChart(chart, { canvas, values }, past, frame, at, index, seats) {
+  const all = chart.curves.flatMap(({ signal }) => past[signal].filter((value) => value !== null));
+  const greatest = all.reduce((most, value) => Math.max(most, value), 0);
+  const limit = chart.limit && seats > 0 ? seats : 0;
+  // A limit far above everything would press the curves to the floor.
+  const shown = limit && limit <= 3 * Math.max(greatest, chart.least) ? limit : 0;
+  const top = chart.most ?? round(Math.max(greatest, chart.least, shown) * 1.02);
+  const y = (value) => HEIGHT - 6 - (Math.min(value, top) / top) * (HEIGHT - 16);
+  const parts = [];
+  for (const share of [0, 0.5, 1]) {
+    const line = y(share * top);
+    parts.push(svg("path", { class: "grid", d: `M${LEFT} ${line}H${frame.width - RIGHT}` }));
+    parts.push(svg("text", { class: "tick", x: LEFT - 6, y: line + 4, "text-anchor": "end" }, chart.show(share * top)));
+  }
+  for (const t of frame.restarts) parts.push(svg("path", { class: "again", d: `M${frame.x(t)} 2V${HEIGHT - 6}` }));
+  if (shown) parts.push(svg("path", { class: "curve limit grey", d: `M${LEFT} ${y(shown)}H${frame.width - RIGHT}` }));
+  for (const curve of [...chart.curves].reverse()) parts.push(...drawCurve(curve, past, frame, y));
+  if (at !== null) parts.push(svg("path", { class: "cursor", d: `M${frame.x(at)} 2V${HEIGHT - 6}` }));
+  canvas.setAttribute("viewBox", `0 0 ${frame.width} ${HEIGHT}`);
+  canvas.replaceChildren(...parts);
+  chart.curves.forEach(({ signal }, number) => {
+    const value = index < 0 ? null : past[signal][index];
+    values[number].value.textContent = value === null ? "?" : chart.show(value);
+  });
+  if (chart.limit) {
+    values.at(-1).label.hidden = !limit;
+    values.at(-1).value.textContent = plain(limit);
+  }
+  canvas.setAttribute("aria-label", describe(chart, past, frame, index));
+}
+
+function describe(chart, past, frame, index) {
+  const parts = chart.curves.map(({ signal, name }) => {
+    const known = past[signal].filter((value) => value !== null);
+    if (known.length === 0) return `${name}: unknown`;
+    const now = index < 0 ? null : past[signal][index];
+    const least = known.reduce((a, b) => Math.min(a, b));
+    const most = known.reduce((a, b) => Math.max(a, b));
+    return `${name}: ${now === null ? "unknown" : chart.show(now)}, from ${chart.show(least)} to ${chart.show(most)}`;
+  });
+  return `${chart.title}. ${parts.join("; ")}; over ${Math.round(frame.span / 60)} min.`;
+}
+
+function drawCurve({ signal, colour, form }, past, frame, y) {
+  const values = past[signal];
+  const floor = y(0);
+  const runs = [];
+  let run = null;
+  let before = -Infinity;
+  past.t.forEach((t, index) => {
+    const value = values[index];
+    if (value === null || t < frame.from) run = null;
+    else {
+      if (!run || t - before > frame.gap) runs.push((run = []));
+      run.push([frame.x(t).toFixed(1), y(value).toFixed(1), value]);
+    }
+    before = t;
+  });
+  const parts = [];
+  const line = runs.map((one) => `M${one.map(([x, v]) => `${x} ${v}`).join("L")}${one.length === 1 ? "h0.1" : ""}`).join("");
+  if (form === "filled") {
+    const areas = runs.map((one) => `M${one[0][0]} ${floor}L${one.map(([x, v]) => `${x} ${v}`).join("L")}V${floor}z`);
+    parts.push(svg("path", { class: `area ${colour}`, d: areas.join("") }));
+  }
+  if (form === "dots") {
+    // Only where there is something to mark: rings on a dashed line.
+    const rings = [];
+    for (const ring of runs.flat()) if (ring[2] > 0 && !(ring[0] - rings.at(-1)?.[0] < 10)) rings.push(ring);
+    const ridges = runs.map((one) => one.filter(([, , value], i) => value > 0 || one[i - 1]?.[2] > 0 || one[i + 1]?.[2] > 0));
+    parts.push(svg("path", { class: `curve dash ${colour}`, d: ridges.filter((one) => one.length).map((one) => `M${one.map(([x, v]) => `${x} ${v}`).join("L")}`).join("") }));
+    for (const [x, v] of rings) parts.push(svg("circle", { class: `dot ${colour}`, cx: x, cy: v, r: 3 }));
+    return parts;
+  }
+  parts.push(svg("path", { class: `curve ${form} ${colour}`, d: line }));
+  return parts;
+}
+
+// The height of a block tells its severity as its colour does.
+const RISE = { none: 6, info: 11, warning: 16, critical: 22 };
+
+function drawBand(canvas, past, frame, at) {
+  const parts = [];
+  const told = [];
+  past.verdicts.forEach(([t, verdict, severity], number) => {
+    const end = past.verdicts[number + 1]?.[0] ?? frame.to;
+    if (end < frame.from) return;
+    const [x, right, rise] = [frame.x(t), frame.x(end), RISE[severity]];
+    const name = verdict.replaceAll("_", " ");
+    const block = svg("rect", { class: `band ${severity}`, x, y: 38 - rise, width: Math.max(1.5, right - x), height: rise });
+    block.append(svg("title", {}, `${name}, ${severity}`));
+    parts.push(block);
+    if (right - x > 5.9 * name.length) parts.push(svg("text", { class: "bandname", x: x + 3, y: 34 - rise }, name));
+    told.push(`${name} since ${ago(frame.to - t)}`);
+  });
+  for (const t of frame.restarts) {
+    const x = frame.x(t);
+    parts.push(svg("path", { class: "again", d: `M${x} 4V38` }), svg("path", { class: "mark", d: `M${x - 4} 0h8l-4 6z` }));
+    told.push(`restart ${ago(frame.to - t)}`);
+  }
+  if (at !== null) parts.push(svg("path", { class: "cursor", d: `M${frame.x(at)} 2V38` }));
+  for (const share of [0, 0.5, 1]) {
+    const seconds = (1 - share) * frame.span;
+    const text = seconds === 0 ? "now" : seconds < 60 ? `−${seconds} s` : `−${+(seconds / 60).toFixed(1)} min`;
+    const x = frame.x(frame.from + share * frame.span);
+    parts.push(svg("text", { class: "tick", x, y: 38 + FOOT - 3, "text-anchor": ["start", "middle", "end"][2 * share] }, text));
+  }
+  canvas.setAttribute("viewBox", `0 0 ${frame.width} ${40 + FOOT}`);
+  canvas.setAttribute("aria-label", `Verdicts and restarts: ${told.slice(-8).join("; ")}.`);
+  canvas.replaceChildren(...parts);
+}
+
+// Copying.
+
+async function copy(button) {
+  const code = button.previousElementSibling;
+  let done = false;
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    done = true;
+  } catch {
+    getSelection().selectAllChildren(code); // no clipboard without TLS: at least it is selected
+    done = document.execCommand("copy");
+  }
+  button.textContent = done ? "Copied" : "Selected";
+  say("said", `${button.textContent}: ${code.textContent}`);
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target instanceof Element && event.target.closest("button.copy");
+  if (button) copy(button);
+});
+document.addEventListener("visibilitychange", () => document.hidden || turn());
+document.documentElement.classList.add("js");
+update().catch(() => {}).finally(() => (waiting = setTimeout(turn, 1000 * Number(main.dataset.every || 2))));

@@ -1,0 +1,438 @@
+"""The status page in a real Chromium: by day and night, on a phone, by keyboard, for whoever only listens."""
+
+import contextlib
+import functools
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import bodies
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from shown import Shown, wearing
+from stage import Stage
+
+from exporter.analysis import catalogue
+from exporter.config import AnalysisConfig
+from exporter.pipeline import Pipeline, TargetReading
+from exporter.publish import page as published
+from exporter.recording import read
+
+pytestmark = pytest.mark.programs
+
+TABLE = catalogue.load()
+CASES = Path(__file__).parent.parent / "cases"
+CACHE = {"kv_cache_size_tokens": 100_000, "block_size": 16, "cache_dtype": "auto"}
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script><b>bold</b>"
+PHONE = {
+    "viewport": {"width": 360, "height": 740},
+    "device_scale_factor": 2,
+    "has_touch": True,
+    "is_mobile": True,
+}
+# Far more than the 0.5 s that are promised on a quiet machine; the figure itself is printed by the benchmark.
+FIRST_PAINT = 0.5
+AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Chromium, which finds no host but this one."""
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(
+            executable_path=shutil.which("chromium"),
+            args=["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-sandbox"],
+        )
+        yield started
+        started.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Open pages ask five times a second: tests do not wait for two seconds."""
+    monkeypatch.setattr(published, "EVERY_SECONDS", 0.2)
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, base: str, path: str = "/", *, wanted: str = ".chart > svg .curve", **how):
+    """A page that has been drawn; at the end nothing was complained of, and no request left the host."""
+    context = browser.new_context(**how)
+    page = context.new_page()
+    seen = SimpleNamespace(console=[], requests=[], lost=False)
+    page.on("console", lambda message: seen.console.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda problem: seen.console.append(f"error: {problem}"))
+    page.on("request", lambda request: seen.requests.append(request.url))
+    try:
+        page.goto(base + path)
+        page.wait_for_selector(wanted, state="attached", timeout=10_000)
+        page.seen = seen
+        yield page
+        assert all(url.startswith(f"{base}/") for url in seen.requests), seen.requests
+        if not seen.lost:  # Chromium itself notes a request that failed
+            assert not seen.console
+    finally:
+        context.close()
+
+
+def complaints(page: Page) -> list[str]:
+    """What the checker finds wrong, in short."""
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes'][:3]]}"
+        for one in found["violations"]
+    ]
+
+
+def overhang(page: Page) -> int:
+    """How many pixels wider than the window the page is."""
+    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def storm() -> Stage:
+    """A calm that turns into a storm, after a restart."""
+    stage = Stage(cache=CACHE, max_num_seqs=64, max_model_len=4096)
+    stage.play(60, running=20, kv=0.5, tokens=600, finished=1)
+    stage.restart()
+    stage.play(120, running=20, kv=0.5, tokens=600, finished=1)
+    stage.play(60, running=14, waiting=6, kv=0.98, tokens=250, finished=0.3, preemptions=1.5)
+    return stage
+
+
+@functools.cache
+def by_verdict() -> dict[str, tuple[TargetReading, ...]]:
+    """The polls up to the first one with each verdict: of field cases where one has it, else put on."""
+    found: dict[str, tuple[TargetReading, ...]] = {}
+    for path in sorted(CASES.glob("*.jsonl.gz")):
+        header, *polls = read(path)
+        pipeline = Pipeline(AnalysisConfig(), header.config, header.interval)
+        readings = []
+        for poll in polls:
+            readings.append(pipeline.feed(poll.t - polls[0].t, poll.body, poll.error))
+            said = [readings[-1].judgement, *(one.judgement for one in readings[-1].engines.values())]
+            for judgement in said:
+                found.setdefault(judgement.verdict, tuple(readings))
+    calm = Stage(cache=CACHE).play(30, running=4, kv=0.4, tokens=100, finished=1)
+    return {name: found.get(name) or (*calm, wearing(calm[-1], name)) for name in TABLE.verdicts}
+
+
+# Every verdict
+
+
+@pytest.mark.parametrize("verdict", TABLE.verdicts)
+def test_every_verdict_can_be_seen(browser, verdict):
+    """Its sentence, its severity in a word, what to change; no horizontal scrolling, no complaint."""
+    entry, readings = TABLE.verdicts[verdict], by_verdict()[verdict]
+    with Shown() as shown:
+        shown.play(readings)
+        with opened(browser, shown.base, wanted=".card") as page:
+            card = page.locator(".card").filter(has=page.locator(".lead", has_text=entry.summary)).first
+            expect(card.locator(".lead")).to_be_visible()
+            expect(card.locator("h2 .badge")).to_be_visible()
+            expect(card).to_contain_text(entry.impact)
+            assert overhang(page) <= 0
+            if readings[-1].engines:
+                page.wait_for_selector(".chart > svg .curve", state="attached")
+
+
+# Live
+
+
+def test_news_arrives_by_itself(browser):
+    """Numbers, verdict, tab, charts; and whoever listens is told of a new verdict."""
+    stage = storm()
+    with Shown() as shown:
+        shown.play(stage.readings[:150])
+        with opened(browser, shown.base) as page:
+            expect(page.locator(".engine h2")).to_contain_text("Healthy")
+            before = page.locator(".chart > svg").first.inner_html()
+            shown.play(stage.readings[150:])
+            expect(page.locator(".engine h2")).to_contain_text("Preemption thrash")
+            expect(page.locator(".tiles")).to_contain_text("98%")
+            expect(page).to_have_title(re.compile("^Critical: Preemption thrash"))
+            expect(page.locator("#said")).to_have_text("Critical: Preemption thrash, demo-7b engine 0")
+            expect(page.locator("#asof")).to_have_text("As of 15:10:39 UTC")
+            assert page.locator(".chart > svg").first.inner_html() != before
+
+
+def test_news_disturbs_nobody_who_reads(browser):
+    """What is open stays open, what is focused stays focused, what is selected stays selected."""
+    stage = storm()
+    with Shown() as shown:
+        shown.play(stage.readings)
+        with opened(browser, shown.base) as page:
+            more = page.locator(".card > details").last
+            more.locator("summary").click()
+            button = page.locator(".copy:visible").first
+            button.focus()
+            page.evaluate("getSelection().selectAllChildren(document.querySelector('.lead'))")
+            shown.play(
+                stage.play(5, running=14, waiting=9, kv=0.97, tokens=250, finished=0.3, preemptions=1.5)
+            )
+            expect(page.locator(".tiles")).to_contain_text("97%")
+            assert more.get_attribute("open") is not None
+            assert page.evaluate("document.activeElement.className") == "copy"
+            assert page.evaluate("String(getSelection())").startswith("vLLM preempts")
+
+
+def test_a_page_that_slept_has_no_hole_in_its_charts(browser):
+    """After a longer pause it fetches the history again."""
+    stage = storm()
+    with Shown() as shown:
+        shown.play(stage.readings[:60])
+        with opened(browser, shown.base) as page:
+            asked = len([url for url in page.seen.requests if "history" in url])
+            shown.play(stage.readings[60:200])
+            expect(page.locator(".chart > svg").first).to_have_attribute(
+                "aria-label", re.compile("over 5 min")
+            )
+            page.wait_for_timeout(300)
+            assert len([url for url in page.seen.requests if "history" in url]) == asked + 1
+            curve = page.locator(".chart").first.locator("> svg .curve.filled").get_attribute("d")
+            assert curve.count("L") > 190
+
+
+def test_an_engine_that_comes_later_is_drawn_too(browser):
+    """And one that goes is gone."""
+    stage = Stage(engines=("0", "1"))
+    stage.play(20, {"0": {"running": 2, "kv": 0.2, "tokens": 50}})
+    with Shown() as shown:
+        shown.play(stage.readings)
+        with opened(browser, shown.base) as page:
+            expect(page.locator(".engine")).to_have_count(1)
+            shown.play(stage.play(10, running=2, kv=0.3, tokens=50))
+            expect(page.locator(".engine")).to_have_count(2)
+            expect(page.locator(".chart > svg .curve.filled")).to_have_count(6)
+            shown.show(Stage().play(5, running=1, kv=0.1)[-1])
+            expect(page.locator(".engine")).to_have_count(1)
+
+
+# Old data
+
+
+def test_old_data_of_the_server_is_marked(browser):
+    """With vLLM down says how old its numbers are, and that they are unknown now."""
+    stage = storm()
+    with Shown() as shown:
+        shown.play(stage.readings)
+        with opened(browser, shown.base) as page:
+            expect(page.locator(".aged")).to_have_count(0)
+            shown.play(stage.fail(30))
+            expect(page.locator(".engine .aged")).to_contain_text("Old. Last seen 30 s ago")
+            expect(page.locator(".engine.old h2")).to_contain_text("Unreachable")
+            expect(page.locator(".tiles")).to_contain_text("unknown")
+
+
+def test_a_page_without_its_exporter_says_that_it_is_old(browser):
+    """The port-forward ended, or the pod did; when it is back the mark goes."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base) as page:
+            page.seen.lost = True
+            expect(page.locator("#lost")).to_be_hidden()
+            page.route("**/*", lambda route: route.abort())
+            expect(page.locator("#lost")).to_contain_text("Old: the exporter does not answer.")
+            assert "lost" in page.evaluate("document.body.className")
+            expect(page.locator(".lead")).to_be_visible()
+            page.unroute("**/*")
+            expect(page.locator("#lost")).to_be_hidden()
+            assert "lost" not in page.evaluate("document.body.className")
+
+
+def test_another_exporter_behind_the_address_is_a_new_page(browser):
+    """It may be another release, with other parts: everything is loaded anew."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base) as page:
+            with page.expect_event("load"):
+                shown.page._run = "another"
+                shown.show(shown.reading)
+            expect(page.locator(".lead")).to_be_visible()
+
+
+# Harmless
+
+
+def test_hostile_names_are_inert(browser):
+    """They are seen as what they are, and nothing of them is done, now or with news."""
+    stage = Stage()
+    name = HOSTILE.replace('"', '\\"')
+
+    def poll(kv):
+        one = bodies.engine(name, model=name, kv=kv, running=2, cache={"cache_dtype": name, "block_size": 16})
+        return stage.take(bodies.body(one))
+
+    with Shown(url=f"http://{HOSTILE}/metrics", own={HOSTILE: HOSTILE}) as shown:
+        shown.play([poll(0.4) for _ in range(10)])
+        with opened(browser, shown.base) as page:
+            page.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
+            expect(page.locator(".engine h2 bdi").first).to_have_text(HOSTILE)
+            shown.play([poll(0.7) for _ in range(10)])
+            expect(page.locator(".tiles")).to_contain_text("70%")
+            assert page.locator("main img, main script, main b >> text=bold").count() == 0
+            assert page.evaluate("[...document.querySelectorAll('*')].every(e => !e.onerror)")
+
+
+def test_the_policy_holds_in_the_browser(browser):
+    """Even a script that were smuggled in would not run, nor a string become markup."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base) as page:
+            refused = page.evaluate(
+                "() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } }"
+            )
+            assert refused
+            expect(page.locator(".lead")).to_be_visible()
+            page.seen.lost = True  # the browser says what it refused
+
+
+# Everybody
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", ["desk", "phone"])
+def test_the_accessibility_checker_finds_nothing(browser, scheme, size):
+    """Contrast, labels, roles, order of headings: of a storm with everything open, in both colour schemes."""
+    how = PHONE if size == "phone" else {}
+    with Shown(own={"Memory": "44 MiB"}) as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base, color_scheme=scheme, **how) as page:
+            page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+            assert complaints(page) == []
+            assert overhang(page) <= 0
+
+
+@pytest.mark.parametrize("verdict", ["seat_bound", "preemption_light", "healthy", "unreachable"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_severity_has_enough_contrast(browser, scheme, verdict):
+    """Warning, info, none; and old data, which is shown paler."""
+    with Shown() as shown:
+        shown.play(by_verdict()[verdict])
+        with opened(browser, shown.base, color_scheme=scheme, wanted=".card") as page:
+            assert complaints(page) == []
+
+
+def test_many_engines_pass_the_checker_too(browser):
+    """With the overview, an imbalance and an engine that is missing."""
+    stage = Stage(engines=("0", "1", "2"))
+    busy, idle = (
+        {"running": 40, "waiting": 20, "kv": 0.9, "tokens": 500},
+        {"running": 1, "kv": 0.1, "tokens": 9},
+    )
+    stage.play(90, {"0": busy, "1": idle, "2": idle})
+    with Shown() as shown:
+        shown.play([*stage.readings, *stage.play(10, {"0": busy, "1": idle})])
+        with opened(browser, shown.base, **PHONE) as page:
+            expect(page.locator(".overview tbody tr")).to_have_count(3)
+            expect(page.locator(".card h2").filter(has_text="DP imbalance")).to_be_visible()
+            assert complaints(page) == []
+            assert overhang(page) <= 0
+
+
+def test_dark_is_dark(browser):
+    """As the system wants it: nobody is blinded at three in the morning."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        for scheme, dark in (("dark", True), ("light", False)):
+            with opened(browser, shown.base, color_scheme=scheme) as page:
+                colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 200) is dark
+
+
+def test_the_keyboard_reaches_everything(browser):
+    """The skip link first; the charts are read with the arrow keys."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base) as page:
+            page.keyboard.press("Tab")
+            expect(page.locator(".skip")).to_be_focused()
+            page.keyboard.press("Enter")
+            assert page.evaluate("document.activeElement.id") == "main"
+            page.locator(".charts").focus()
+            for _ in range(30):
+                page.keyboard.press("ArrowLeft")
+            expect(page.locator(".when")).to_contain_text("UTC")
+            expect(page.locator(".chart > svg .cursor")).to_have_count(5)
+            expect(page.locator(".chart").first.locator("i").first).to_have_text("50%")
+            page.keyboard.press("Escape")
+            expect(page.locator(".cursor")).to_have_count(0)
+            expect(page.locator(".chart").first.locator("i").first).to_have_text("98%")
+
+
+def test_a_flag_is_copied_with_one_press(browser):
+    """And the button says so."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base, permissions=["clipboard-read", "clipboard-write"]) as page:
+            flag = page.locator(".fixes .flag").first
+            flag.locator("button").click()
+            expect(page.locator("#said")).to_contain_text("Copied: --")
+            assert page.evaluate("navigator.clipboard.readText()") == flag.locator("code").inner_text()
+
+
+def test_charts_tell_what_they_show_in_words(browser):
+    """Restarts, verdicts, inferred preemptions: for whoever does not see them."""
+    stage = Stage(cache=CACHE)
+    stage.play(60, running=20, kv=0.95, tokens=600, finished=1)
+    stage.restart()
+    stage.play(20, running=20, kv=0.97, tokens=600, finished=1)
+    stage.play(20, running=8, waiting=12, kv=0.97, tokens=100)
+    with Shown() as shown:
+        shown.play(stage.readings)
+        with opened(browser, shown.base) as page:
+            labels = [one.get_attribute("aria-label") for one in page.locator(".chart > svg").all()]
+            kv = "usage: 97%, from 95% to 97%; peak of 60 s: 97%, from 95% to 97%"
+            assert labels[0] == f"KV cache usage. {kv}; over 2 min."
+            assert "inferred (estimate): 0." in labels[1]
+            assert "restart 39 s ago" in labels[4]
+            assert page.locator(".chart > svg .dot.amber").count() > 0
+            assert page.locator(".chart > svg .again").count() == 5
+
+
+def test_it_is_all_there_without_javascript(browser):
+    """As text: verdict, evidence, fixes, numbers of the last ten minutes."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base, wanted=".lead", java_script_enabled=False) as page:
+            text = page.locator("body").inner_text()
+            for words in (
+                TABLE.verdicts["preemption_thrash"].summary,
+                "--watermark 0.05",
+                "What will not help",
+                "Without JavaScript this page is a picture of one moment.",
+                "The last ten minutes",
+            ):
+                assert words in text
+            expect(page.locator(".copy").first).to_be_hidden()
+
+
+# Cost
+
+
+def test_the_page_is_painted_with_data_at_once(browser):
+    """Within half a second on loopback, with everything under 150 KB."""
+    stage = Stage(cache=CACHE, max_num_seqs=64)
+    stage.play(
+        600, running=lambda t: t % 50, waiting=lambda t: t % 7, kv=lambda t: t / 600, tokens=400, finished=1
+    )
+    with Shown() as shown:
+        shown.play(stage.readings)
+        best = 9.9
+        for _ in range(3):  # a busy machine is not the page's fault
+            with opened(browser, shown.base) as page:
+                paints = page.evaluate(
+                    "performance.getEntriesByType('paint').map(one => [one.name, one.startTime])"
+                )
+                best = min(best, dict(paints)["first-contentful-paint"] / 1000)
+                sizes = json.loads(
+                    page.evaluate(
+                        "JSON.stringify([...performance.getEntriesByType('navigation'),"
+                        " ...performance.getEntriesByType('resource')].map(one => one.decodedBodySize))"
+                    )
+                )
+        assert best < FIRST_PAINT
+        assert sum(sizes[:5]) < 150_000

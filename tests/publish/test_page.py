@@ -1,0 +1,511 @@
+"""The status page as HTML: all that is known, in the catalogue's words, and nothing that a name can break."""
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+
+import bodies
+import pytest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from running import ANYWHERE, FAST, Command, Upstream, until
+from shown import URL, Shown, wearing
+from stage import Stage, engine_of
+
+from exporter.analysis import catalogue
+from exporter.analysis.fixes import Advice, Advised
+from exporter.analysis.limits import Limits
+from exporter.pipeline import TargetReading
+from exporter.publish import page as published
+from exporter.publish.markup import IN_FULL, TargetView, View
+from exporter.publish.own import OwnMetrics
+from exporter.publish.page import Page, assets, own_lines
+from exporter.publish.timeline import COLUMNS, Timeline
+
+TABLE = catalogue.load()
+CACHE = {"kv_cache_size_tokens": 100_000, "block_size": 16, "cache_dtype": "auto"}
+HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"<script>alert(2)</script>"
+VOID = {"meta", "link", "br", "img", "input"}
+
+
+class Document(HTMLParser):
+    """What a page is made of; complains of tags that do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.inside: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        """Note it, with its attributes."""
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        """Of an SVG: it has no end of its own."""
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        """It must be that of the last one that is open."""
+        assert self.open, f"closed, but never opened: {tag}"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        """Note it for every tag that it is inside of."""
+        self.words.append(data)
+        for tag in self.open:
+            self.inside.setdefault(tag, []).append(data)
+
+    @property
+    def text(self) -> str:
+        """All of its text, with single spaces."""
+        return " ".join(" ".join(self.words).split())
+
+
+def calm() -> TargetReading:
+    """One engine that does well."""
+    return Stage(cache=CACHE, max_num_seqs=64).play(90, running=20, kv=0.5, tokens=600, finished=1)[-1]
+
+
+def storm() -> list[TargetReading]:
+    """One engine whose pool is too small."""
+    stage = Stage(cache=CACHE, max_num_seqs=64, max_model_len=4096)
+    stage.play(120, running=20, kv=0.5, tokens=600, finished=1)
+    stage.play(60, running=14, waiting=6, kv=0.98, tokens=250, finished=0.3, preemptions=1.5)
+    return stage.readings
+
+
+def rendered(reading, *, late=0.2, timeline=None, url=URL, own=None, engine=None) -> str:
+    """The page as text."""
+    now = late if reading is None else reading.t + late
+    target = TargetView(url, reading, timeline or Timeline())
+    view = View(now, 1_750_000_000.0 + now, (target,), own or {})
+    return Page(lambda: view, lambda: 0.0).html(engine).body.decode()
+
+
+def document(*given, **how) -> Document:
+    """The page, taken apart."""
+    return Document(rendered(*given, **how))
+
+
+# Words
+
+
+@pytest.mark.parametrize("verdict", TABLE.verdicts)
+def test_every_verdict_is_shown_with_all_that_the_catalogue_says_of_it(verdict):
+    """Sentence, meaning, impact, severity in a word, ranked fixes with flags, and what will not help."""
+    entry = TABLE.verdicts[verdict]
+    shown = document(wearing(calm(), verdict))
+    for words in (entry.summary, entry.meaning, entry.impact, *entry.not_help.values()):
+        assert " ".join(words.split()) in shown.text
+    for check in entry.confirm:
+        assert " ".join(check.text.split()) in shown.text
+    for name in entry.fixes:
+        fix = TABLE.fixes[name]
+        assert all(
+            " ".join(words.split()) in shown.text for words in (fix.title, fix.action, fix.effect, fix.risk)
+        )
+        assert fix.flag is None or fix.flag_with(None) in shown.inside["code"]
+    word = {"none": "No alarm"}.get(entry.severity.value, entry.severity.value.capitalize())
+    assert word in shown.inside["span"]
+    assert shown.inside["title"][0].startswith(f"{word}: ")
+
+
+@pytest.mark.parametrize(
+    "finding", [f for f in TABLE.findings.values() if f.scope == "engine"], ids=lambda f: f.name
+)
+def test_every_finding_of_an_engine_is_shown_beside_its_verdict(finding):
+    """In its own sentence."""
+    reading = calm()
+    engines = {key: replace(one, findings=(finding.name,)) for key, one in reading.engines.items()}
+    assert finding.summary in document(replace(reading, engines=engines)).text
+
+
+def test_a_verdict_that_is_a_finding_of_another_is_shown_too():
+    """A finding may be named like a verdict."""
+    reading = calm()
+    engines = {key: replace(one, findings=("kv_full_ok",)) for key, one in reading.engines.items()}
+    assert TABLE.verdicts["kv_full_ok"].summary in document(replace(reading, engines=engines)).text
+
+
+@pytest.mark.parametrize("name", [v.name for v in TABLE.verdicts.values() if v.of_target])
+def test_every_verdict_of_a_target_is_shown_with_what_to_do(name):
+    """No engine is known then."""
+    entry, reading = TABLE.verdicts[name], Stage().fail(1)[0]
+    judgement = replace(reading.judgement, verdict=name, severity=entry.severity, fixes=entry.fixes)
+    shown = document(replace(reading, judgement=judgement))
+    assert entry.summary in shown.text
+    assert all(TABLE.fixes[fix].action in shown.text for fix in entry.fixes)
+
+
+def test_a_missing_engine_and_an_imbalance_are_cards_of_their_own():
+    """Of the target and of the model."""
+    stage = Stage(engines=("0", "1"))
+    stage.play(
+        90, {"0": {"running": 40, "waiting": 20, "kv": 0.9, "tokens": 500}, "1": {"running": 1, "kv": 0.1}}
+    )
+    unequal = document(stage.readings[-1])
+    assert TABLE.findings["dp_imbalance"].summary in unequal.text
+    assert TABLE.fixes["balance_routing"].action in unequal.text
+    stage.play(10, {"0": {"running": 4, "kv": 0.2, "tokens": 50}})
+    gone = document(stage.readings[-1])
+    assert TABLE.findings["engine_missing"].summary in gone.text
+    assert "Missing: 1 (gone for 10 s)" in gone.text
+
+
+def test_a_storm_is_explained_with_numbers_and_flags():
+    """Evidence with its threshold, fixes in order with what they gain, limits with their source."""
+    reading = storm()[-1]
+    shown = document(reading)
+    assert "Preemptions per finished request 0.657 threshold 0.4" in shown.text
+    advised = engine_of(reading).advised.fixes
+    titles = [TABLE.fixes[advice.fix].title for advice in advised]
+    at = [shown.text.index(f" {title} ") for title in titles]
+    assert at == sorted(at)
+    assert "suffices alone gain 2.00x" in shown.text
+    flags = [advice.flag for advice in advised if advice.flag]
+    assert [words for words in shown.inside["code"] if words in flags] == flags
+    assert "max_num_seqs 64 configuration" in shown.text
+    assert "kv_cache_dtype auto cache_config_info" in shown.text
+    assert "Running 14 of 64 seats" in shown.text
+
+
+def test_what_an_advice_lacks_and_assumes_is_said():
+    """Note, missing input, inputs."""
+    reading = calm()
+    advice = Advice("lower_max_num_seqs", 9, "--max-num-seqs 9", 1.5, False, {"kv_capacity_tokens": 1234.0},
+                    missing="needs lengths", note="Of the last minute.")  # fmt: skip
+    engines = {key: replace(one, advised=Advised((advice,))) for key, one in reading.engines.items()}
+    text = document(replace(reading, engines=engines)).text
+    for words in ("not enough alone", "gain 1.50x", "Of the last minute.", "No number: needs lengths."):
+        assert words in text
+    assert "Computed from KV capacity tokens 1234" in text
+
+
+def test_unknown_numbers_are_called_unknown():
+    """Never zero."""
+    shown = document(Stage().take(bodies.body(bodies.engine(running=3))))
+    assert "KV cache unknown" in shown.text
+    assert "Running 3" in shown.text
+
+
+def test_a_value_that_is_not_trusted_is_named():
+    """With the reason, in the open."""
+    text = document(Stage().play(2, running=1, kv=7.5)[-1]).text
+    assert "Numbers that are not used as they came" in text
+    assert TABLE.verdicts["data_untrusted"].summary in text
+
+
+def test_changes_and_restarts_stand_there_in_words():
+    """With the time of day, the newest first."""
+    stage, timeline = Stage(), Timeline()
+    stage.play(60, running=4, kv=0.4, tokens=100, finished=1)
+    stage.restart()
+    stage.play(30, running=4, kv=0.4, tokens=100, finished=1)
+    stage.fail(20)
+    for reading in stage.readings:
+        timeline.add(reading)
+    text = document(stage.readings[-1], timeline=timeline).text
+    assert re.search(
+        r"15:08:\d\d UTC, \d+ s ago: Unreachable \(critical\) .*15:07:40 UTC, 49 s ago: A new process .*"
+        r"15:06:40 UTC, 109 s ago: Healthy \(no alarm\)",
+        text,
+    )
+
+
+def test_the_charts_are_numbers_for_whoever_has_no_javascript():
+    """Least and greatest of ten minutes."""
+    timeline = Timeline()
+    for reading in (readings := storm()):
+        timeline.add(reading)
+    text = document(readings[-1], timeline=timeline).text
+    assert "KV cache usage 50% 98%" in text
+    assert "Running 14 20" in text
+
+
+# States
+
+
+@pytest.mark.parametrize(
+    ("scene", "state"),
+    [
+        (lambda _: None, "not asked yet"),
+        (lambda stage: stage.play(1, running=1, kv=0.1)[0], "up"),
+        (lambda stage: stage.fail(1, "timeout")[0], "down (timeout)"),
+    ],
+    ids=["new", "up", "down"],
+)
+def test_the_page_says_how_the_target_is(scene, state):
+    """In a word."""
+    shown = document(scene(Stage()))
+    assert state in shown.inside["strong"]
+    assert f"Watches {URL} : {state}" in shown.text
+
+
+def test_old_data_is_marked():
+    """An engine that was not seen lately, and a poller that does not poll."""
+    fresh = document(calm()).text
+    assert "Old." not in fresh
+    stage = Stage()
+    stage.play(5, running=1, kv=0.1)
+    down = document(stage.fail(30)[-1]).text
+    assert "Old. Last seen 30 s ago, at 15:06:44 UTC." in down
+    stuck = document(calm(), late=60.0).text
+    assert "old: nothing new since" in stuck
+    assert "Old. Last seen 60 s ago" in stuck
+
+
+def test_the_page_says_of_when_it_is():
+    """As containers' logs do."""
+    assert "As of 15:08:09 UTC" in document(calm()).text
+
+
+def test_a_missing_engine_is_marked_at_once():
+    """A good body without it says that its values no longer hold."""
+    stage = Stage(engines=("0", "1"))
+    stage.play(5, running=1, kv=0.1)
+    assert "Old. Last seen 1.2 s ago" in document(stage.play(1, {"0": {"running": 1}})[-1]).text
+
+
+# Many engines
+
+
+def fleet(count: int) -> TargetReading:
+    """Engines of which the last one stalls."""
+    stage = Stage(engines=[str(number) for number in range(count)])
+    well = {"running": 2, "kv": 0.2, "tokens": 90}
+    parts = {str(number): well for number in range(count - 1)}
+    stage.play(100, {**parts, str(count - 1): {"running": 2, "kv": 0.2, "tokens": 0, "steps": 0}})
+    return stage.readings[-1]
+
+
+def test_the_worst_engines_come_first_and_the_others_are_a_link():
+    """All of them stand in one table."""
+    reading = fleet(IN_FULL + 4)
+    shown = document(reading)
+    articles = [attrs["id"] for tag, attrs in shown.tags if tag == "article"]
+    assert len(articles) == IN_FULL
+    rows = [
+        attrs["href"] for tag, attrs in shown.tags if tag == "a" and attrs["href"].startswith(("#e", "?"))
+    ]
+    assert len(rows) == IN_FULL + 4
+    # Names are in the order of letters: the last of twelve is engine 11, the fourth row.
+    assert rows[3] == f"#{articles[0]}"
+    assert rows[-1] == "?engine=9"
+    assert shown.inside["title"][0] == "Critical: Engine stalled, demo-7b engine 11"
+
+
+def test_one_engine_can_be_chosen():
+    """By its name; a name that nobody has changes nothing."""
+    reading = fleet(IN_FULL + 4)
+    chosen = [attrs for tag, attrs in document(reading, engine="9").tags if tag == "article"]
+    assert len(chosen) == 1
+    assert rendered(reading, engine="no such").count("<article") == IN_FULL
+
+
+# Harmless
+
+
+def hostile_readings() -> list[TargetReading]:
+    """A server all of whose names are markup."""
+    name = HOSTILE.replace('"', '\\"')
+    stage = Stage()
+    text = bodies.body(
+        bodies.engine(name, model=name, kv=0.4, running=2, cache={"cache_dtype": name, "block_size": 16}),
+        bodies.engine("1", model="\u202egnp.exe", kv=0.4, running=2),
+    )
+    return [stage.take(text) for _ in range(3)]
+
+
+def test_hostile_names_are_nothing_but_text():
+    """Of models, engines, limits and the target's URL; and no letter turns the direction of others."""
+    readings = hostile_readings()
+    timeline = Timeline()
+    for reading in readings:
+        timeline.add(reading)
+    engines = {
+        key: replace(one, limits=Limits({"kv_cache_dtype": HOSTILE}, {"kv_cache_dtype": HOSTILE}))
+        for key, one in readings[-1].engines.items()
+    }
+    reading = replace(readings[-1], engines=engines, error=HOSTILE, up=False)
+    text = rendered(reading, timeline=timeline, url=f"http://{HOSTILE}/", own={HOSTILE: HOSTILE})
+    shown = Document(text)
+    assert "<img" not in text
+    assert "<script>" not in text
+    assert "\u202e" not in text
+    assert HOSTILE in "".join(shown.words)
+    assert HOSTILE in {attrs.get("data-engine") for _, attrs in shown.tags}
+    assert not [name for _, attrs in shown.tags for name in attrs if name.startswith("on")]
+
+
+def test_nothing_in_the_page_needs_what_the_policy_forbids():
+    """No inline script or style, nothing from another host."""
+    timeline = Timeline()
+    for reading in (readings := storm()):
+        timeline.add(reading)
+    shown = document(readings[-1], timeline=timeline, own={"Memory": "44 MiB"})
+    assert [attrs for tag, attrs in shown.tags if tag == "script"] == [
+        {"type": "module", "src": f"page.js?v={assets()[1]}"}
+    ]
+    assert "style" not in {tag for tag, _ in shown.tags}
+    assert not [name for _, attrs in shown.tags for name in attrs if name == "style" or name.startswith("on")]
+    links = [attrs.get(name) for _, attrs in shown.tags for name in ("src", "href") if attrs.get(name)]
+    assert not [link for link in links if "//" in link]
+    for asset in assets()[0].values():
+        text = asset.body.decode().replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?:|innerHTML|insertAdjacentHTML|eval\(|\.write\(|@import|url\(", text)
+
+
+def test_ids_are_unique():
+    """Two engines of one number, in two models."""
+    stage = Stage()
+    text = bodies.body(*(bodies.engine("0", model=model, kv=0.5, running=1) for model in ("alpha", "zeta")))
+    ids = [attrs["id"] for _, attrs in document(stage.take(text)).tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_headings_go_down_one_step_at_a_time():
+    """For whoever moves by them."""
+    levels = [int(tag[1]) for tag, _ in document(storm()[-1]).tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+
+
+# Answers
+
+
+def test_the_sidecar_shows_what_it_watches(tmp_path):
+    """The real command: verdict, history and its own cost."""
+    with Upstream() as vllm, Command(tmp_path, "--target.url", vllm.url, *FAST, *ANYWHERE) as command:
+        until(lambda: command.metric("vllm_pressure_up") == 1, "up")
+        text = until(lambda: "Healthy" in command.get("/") and Document(command.get("/")).text, "healthy")
+        assert f"Watches {vllm.url} : up" in text
+        assert re.search(r"Polls \d+, 0 failed, 0 left out", text)
+        (target,) = json.loads(command.get("/api/v1/history"))["targets"]
+        (engine,) = target["engines"].values()
+        assert len(engine["t"]) >= 1
+        assert 0 <= target["now"] < 60
+
+
+def test_the_page_and_all_it_consists_of_stay_small():
+    """Under 150 KB uncompressed with ten minutes of history; a fifth of that as it travels."""
+    stage = Stage(cache=CACHE, max_num_seqs=64)
+    part = {"running": lambda t: t % 50, "waiting": lambda t: t % 7, "kv": lambda t: t / 600, "finished": 1}
+    with Shown() as shown:
+        shown.play(stage.play(600, **part, tokens=lambda t: 300 + t % 200, preemptions=lambda t: t / 300))
+        whole = [shown.page.html(), shown.page.history(), *assets()[0].values()]
+    assert sum(len(answer.body) for answer in whole) < 150_000
+    assert sum(len(answer.packed) for answer in whole) < 40_000
+
+
+def test_the_history_is_columns_by_engine():
+    """With the moment that times count from."""
+    with Shown() as shown:
+        shown.play(Stage().play(5, running=3, kv=0.5))
+        told = json.loads(shown.get("/api/v1/history"))
+        (target,) = told["targets"]
+        assert told["columns"] == ["t", *COLUMNS]
+        assert (target["url"], target["start"], target["now"]) == (URL, 1_750_000_000.0, 4.2)
+        assert target["engines"]["0"]["requests_running"] == [3] * 5
+        assert json.loads(shown.get("/api/v1/history?engine=0")) == told
+
+
+def test_the_history_of_one_engine_can_be_asked_for():
+    """By its name."""
+    with Shown() as shown:
+        shown.play(Stage(engines=("0", "1")).play(5, running=3, kv=0.5))
+        assert set(json.loads(shown.get("/api/v1/history?engine=1"))["targets"][0]["engines"]) == {"1"}
+        assert set(json.loads(shown.get("/api/v1/history?engine=x"))["targets"][0]["engines"]) == {"0", "1"}
+
+
+def counting(seconds_per_view: float = 0.0):
+    """A page by a clock of the test's, and how often it looked at the world."""
+    calls, now = [], [0.0]
+    reading = calm()
+
+    def view():
+        calls.append(now[0])
+        now[0] += seconds_per_view
+        return View(reading.t, 0.0, (TargetView(URL, reading, Timeline()),), {})
+
+    return Page(view, lambda: now[0]), calls, now
+
+
+def test_ten_open_pages_are_rendered_once():
+    """Within a second everybody gets the same answer."""
+    page, calls, now = counting()
+    answers = {id(page.html()) for _ in range(10)}
+    assert (len(answers), len(calls)) == (1, 1)
+    now[0] += 1.5
+    assert id(page.html()) not in answers
+
+
+def test_a_dear_page_is_rendered_less_often_and_asked_for_less_often():
+    """A rendering of 100 ms is kept for ten seconds: a hundredth of a core at most."""
+    page, calls, now = counting(0.1)
+    page.html()
+    now[0] += 9.0
+    assert 'data-every="2"' in page.html().body.decode()
+    now[0] += 2.0
+    assert 'data-every="10"' in page.html().body.decode()
+    assert len(calls) == 2
+
+
+def test_made_up_names_of_engines_do_not_fill_the_cache():
+    """They are all the same page."""
+    page, _, _ = counting()
+    assert len({id(page.html(f"made up {number}")) for number in range(100)}) == 1
+    assert len(page._kept) == 1
+
+
+def test_the_page_survives_an_exporter_that_cannot_tell_its_own_cost():
+    """Not every system counts it; nothing is made up then."""
+    assert own_lines(OwnMetrics(), (), 1000.0) == {"Polls": "0, 0 failed, 0 left out"}
+
+
+def test_the_exporters_own_cost_is_told():
+    """Polls, time, memory and processor."""
+    own = OwnMetrics()
+    own.polls, own.errors["timeout"], own.duration_sum, own.durations[0] = 100, 3, 0.97, 97
+    own.body_bytes, own.interval, own.unreadable = 48_000.0, 1.0, 2
+    process = (
+        CounterMetricFamily("process_cpu_seconds", "", value=4.0),
+        GaugeMetricFamily("process_start_time_seconds", "", value=0.0),
+        GaugeMetricFamily("process_resident_memory_bytes", "", value=44 << 20),
+    )
+    assert own_lines(own, process, 1000.0) == {
+        "Polls": "100, 3 failed, 0 left out",
+        "Why they failed": "timeout 3",
+        "A poll takes": "10.0 ms on average",
+        "Last body": "47 KiB",
+        "Time between polls": "1 s",
+        "Processor": "0.4 % of a core since its start",
+        "Memory": "44 MiB",
+        "Lines that could not be read": "2",
+    }
+
+
+def test_the_assets_have_a_version_that_changes_with_them(monkeypatch):
+    """So that browsers keep them for ever and never too long."""
+    before = assets()[1]
+    assets.cache_clear()
+    monkeypatch.setattr(published, "_file", lambda name: name.encode())
+    try:
+        assert assets()[1] != before
+    finally:
+        assets.cache_clear()
+
+
+def test_a_value_is_escaped_once():
+    """No entity is shown as such."""
+    words = unescape(rendered(calm()))
+    assert "&amp;" not in words
+    assert "&lt;" not in words

@@ -1,0 +1,512 @@
+"""`--web.config.file`: who is let in, over which connections; a mistake in it is said and costs nothing."""
+
+import asyncio
+import base64
+import logging
+import shutil
+import ssl
+import subprocess
+import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import bcrypt
+import pytest
+import trustme
+from prometheus_client import CollectorRegistry
+from running import ANYWHERE, FAST, Command, Upstream, until
+
+from exporter.options import ConfigError
+from exporter.publish import webconfig
+from exporter.publish.web import WebServer, make_app
+from exporter.publish.webconfig import Guard, read
+
+PASSWORD = "hunter2-is-not-shown"
+HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
+
+
+def basic(pair: bytes) -> dict[str, str]:
+    """An Authorization header."""
+    return {"Authorization": "Basic " + base64.b64encode(pair).decode()}
+
+
+MISSING = "expected a readable file, got no such file or directory"
+
+
+ALICE = basic(b"alice:" + PASSWORD.encode())
+
+
+# What is read
+
+
+def test_nothing_in_it_means_nothing_is_asked():
+    """As with exporter-toolkit."""
+    assert read("", "web.yml") == webconfig.WebFile()
+
+
+def test_everything_that_is_known_is_read():
+    """The keys of exporter-toolkit that keep here what they promise there."""
+    file = read(
+        "tls_server_config: {cert_file: a.pem, key_file: a.key, client_auth_type: RequireAndVerifyClientCert,"
+        " client_ca_file: ca.pem, min_version: TLS13, max_version: TLS13}\n"
+        "http_server_config: {http2: false, headers: {Strict-Transport-Security: max-age=60}}\n" + USERS,
+        "web.yml",
+    )
+    assert file.tls_server_config.client_ca_file == "ca.pem"
+    assert file.http_server_config.headers == {"Strict-Transport-Security": "max-age=60"}
+    assert file.basic_auth_users == {"alice": HASH}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tls: {}", "tls: unknown key"),
+        ("tls_server_config: {cipher_suites: [X]}", "tls_server_config.cipher_suites: unknown key"),
+        ("tls_server_config: {client_allowed_sans: [X]}", "client_allowed_sans: unknown key"),
+        ("tls_server_config: {cert_file: a}", "cert_file: expected both cert_file and key_file"),
+        ("tls_server_config: {min_version: TLS13}", "cert_file: expected both cert_file and key_file"),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}",
+            "one of TLS12, TLS13, got 'TLS10'",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, min_version: TLS13, max_version: TLS12}",
+            "min_version: expected at most max_version",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAnyClientCert}",
+            "client_auth_type: expected one of",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
+            "client_ca_file: expected it together with",
+        ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+            "client_ca_file: expected it together with",
+        ),
+        ("http_server_config: {headers: {X-Other: x}}", "headers.X-Other: expected one of"),
+        ("basic_auth_users: {alice: secret-word}", "alice: expected a bcrypt hash such as"),
+        (f"basic_auth_users: {{alice: {HASH[:4]}31{HASH[6:]}}}", "of a cost up to 16, got 31"),
+        ("basic_auth_users: [alice]", "basic_auth_users: expected a mapping of names"),
+        ("basic_auth_users: {a: b", "bad yaml"),
+        ("basic_auth_users: {a: x, a: y}", "duplicated key"),
+    ],
+)
+def test_a_mistake_is_named(text, problem):
+    """By its key; unknown keys are refused, for they may have promised something."""
+    with pytest.raises(ConfigError) as raised:
+        read(text, "web.yml")
+    assert problem in str(raised.value)
+    assert "web.yml" in str(raised.value)
+    assert "secret-word" not in str(raised.value)
+
+
+def test_without_bcrypt_users_are_a_clear_error(tmp_path, monkeypatch):
+    """It is an extra."""
+    monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
+    (tmp_path / "web.yml").write_text(USERS)
+    with pytest.raises(ConfigError, match=r"vllm-preemption-exporter\[auth\]"):
+        Guard(str(tmp_path / "web.yml"))
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        ({}, "cert_file or key_file: " + MISSING),
+        ({"cert.pem": b"x", "cert.key": b"x"}, "cert_file or key_file: expected a certificate and its key"),
+    ],
+)
+def test_a_bad_certificate_is_named(tmp_path, files, problem):
+    """At start, with the option that names it."""
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "web.yml").write_text("tls_server_config: {cert_file: cert.pem, key_file: cert.key}")
+    with pytest.raises(ConfigError) as raised:
+        Guard(str(tmp_path / "web.yml"))
+    assert problem in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    """In the words of all files."""
+    with pytest.raises(ConfigError, match=MISSING):
+        Guard(str(tmp_path / "web.yml"))
+
+
+# A server with it
+
+
+class Pki:
+    """An authority, and certificates of it in files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = trustme.CA()
+        self.ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+        self.renew()
+
+    def renew(self, name="127.0.0.1") -> None:
+        """A fresh certificate of the server, in the same files."""
+        made = self.ca.issue_cert(name)
+        made.private_key_pem.write_to_path(str(self.folder / "cert.key"))
+        made.cert_chain_pems[0].write_to_path(str(self.folder / "cert.pem"))
+
+    def client(self, authority=None, version=None) -> ssl.SSLContext:
+        """A client that trusts the authority; it shows a certificate of `authority`."""
+        context = ssl.create_default_context()
+        self.ca.configure_trust(context)
+        if authority is not None:
+            authority.issue_cert("client@example.org").configure_cert(context)
+        if version is not None:
+            context.maximum_version = version
+        return context
+
+
+TLS = "tls_server_config: {cert_file: cert.pem, key_file: cert.key%s}\n"
+VERIFIED = TLS % ", client_ca_file: ca.pem, client_auth_type: RequireAndVerifyClientCert"
+
+
+@pytest.fixture
+def pki(tmp_path):
+    """An authority of the test's own."""
+    return Pki(tmp_path)
+
+
+@asynccontextmanager
+async def serving(folder, text):
+    """A server with a web configuration that is looked at often; its base URL."""
+    (folder / "web.yml").write_text(text)
+    server = WebServer(make_app(CollectorRegistry(), dict), "127.0.0.1", 0, str(folder / "web.yml"))
+    server._guard.seconds = 0.02
+    try:
+        yield server, await server.start()
+    finally:
+        await server.stop()
+
+
+async def status(base, tls=True, path="/metrics", headers=None):
+    """The status of one answer over a connection of its own, or how it failed."""
+    connector = aiohttp.TCPConnector(ssl=tls)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, headers=headers) as client,
+            client.get(base + path) as answer,
+        ):
+            return answer.status
+    except aiohttp.ClientConnectionError:  # with TLS 1.3 a refused client certificate is a reset later on
+        return "refused"
+
+
+def ask(folder, text, **question):
+    """The status of one answer of a server with a web configuration."""
+
+    async def scenario():
+        async with serving(folder, text) as (_, base):
+            return await status(base, **question)
+
+    return asyncio.run(scenario())
+
+
+def test_the_page_is_served_over_tls(tmp_path, pki):
+    """With the certificate of the file, whose path is relative to the file's."""
+    assert ask(tmp_path, TLS % "", tls=pki.client()) == 200
+
+
+def test_its_url_says_so(tmp_path, pki):
+    """As logged at start."""
+
+    async def scenario():
+        async with serving(tmp_path, TLS % "") as (_, base):
+            return base
+
+    assert asyncio.run(scenario()).startswith("https://127.0.0.1:")
+
+
+def test_plain_http_is_refused_where_tls_is_asked_for(tmp_path, pki):
+    """Nothing is answered in the clear."""
+
+    async def scenario():
+        async with serving(tmp_path, TLS % "") as (_, base):
+            return await status(base.replace("https", "http"))
+
+    assert asyncio.run(scenario()) == "refused"
+
+
+def test_old_versions_of_tls_are_refused(tmp_path, pki):
+    """Those before min_version, and those after max_version."""
+    old, new = pki.client(version=ssl.TLSVersion.TLSv1_2), pki.client()
+    new.minimum_version = ssl.TLSVersion.TLSv1_3
+    assert ask(tmp_path, TLS % ", min_version: TLS13", tls=old) == "refused"
+    assert ask(tmp_path, TLS % "", tls=old) == 200
+    assert ask(tmp_path, TLS % ", max_version: TLS12", tls=new) == "refused"
+
+
+def test_clients_must_show_a_certificate_where_that_is_asked_for(tmp_path, pki):
+    """One of the authority in the file, no other."""
+    assert ask(tmp_path, VERIFIED, tls=pki.client(pki.ca)) == 200
+    assert ask(tmp_path, VERIFIED, tls=pki.client()) == "refused"
+    assert ask(tmp_path, VERIFIED, tls=pki.client(trustme.CA())) == "refused"
+
+
+def test_a_certificate_may_be_asked_for_and_left_out(tmp_path, pki):
+    """But a bad one is refused."""
+    text = TLS % ", client_ca_file: ca.pem, client_auth_type: VerifyClientCertIfGiven"
+    assert ask(tmp_path, text, tls=pki.client()) == 200
+    assert ask(tmp_path, text, tls=pki.client(pki.ca)) == 200
+    assert ask(tmp_path, text, tls=pki.client(trustme.CA())) == "refused"
+
+
+def test_headers_of_the_file_are_in_every_answer(tmp_path):
+    """Beside the exporter's own."""
+
+    async def scenario():
+        text = "http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS
+        async with (
+            serving(tmp_path, text) as (_, base),
+            aiohttp.ClientSession() as client,
+            client.get(base + "/metrics") as answer,
+        ):
+            return answer.status, answer.headers
+
+    code, headers = asyncio.run(scenario())
+    assert code == 401
+    assert headers["X-Frame-Options"] == "deny"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["WWW-Authenticate"].startswith("Basic ")
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/-/healthy", "/api/v1/status", "/nowhere"])
+def test_without_a_password_nothing_is_shown(tmp_path, path):
+    """Not even whether there is such an address."""
+    assert ask(tmp_path, USERS, path=path) == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        basic(b"alice:wrong"),
+        basic(b"bob:" + PASSWORD.encode()),
+        basic(b"alice"),
+        basic(b"alice:a\0b"),
+        basic(b"alice:\xff"),
+        basic(b"alice:" + b"x" * 5000),
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic"},
+        {"Authorization": f"Bearer {PASSWORD}"},
+        {"Authorization": ""},
+    ],
+)
+def test_whoever_is_not_named_is_refused(tmp_path, headers, caplog):
+    """Whatever is sent in place of a name and its password; nothing of it is logged."""
+    assert ask(tmp_path, USERS, headers=headers) == 401
+    assert PASSWORD not in caplog.text
+
+
+def test_whoever_is_named_is_let_in(tmp_path):
+    """With the right password."""
+    assert ask(tmp_path, USERS, headers=ALICE) == 200
+
+
+def test_a_password_is_hashed_once_and_off_the_event_loop(tmp_path, monkeypatch):
+    """Prometheus asks every few seconds; a hash costs a core a tenth of a second."""
+    threads = []
+
+    def check(password, hashed):
+        threads.append(threading.current_thread())
+        return bcrypt.checkpw(password, hashed)
+
+    monkeypatch.setattr(webconfig, "_check", check)
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (_, base):
+            good = [await status(base, headers=ALICE) for _ in range(5)]
+            bad = [await status(base, headers=basic(b"alice:wrong")) for _ in range(5)]
+        return good, bad
+
+    assert asyncio.run(scenario()) == ([200] * 5, [401] * 5)
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
+
+
+def test_wrong_passwords_push_out_no_right_one(tmp_path):
+    """And what is remembered of them is bounded."""
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (server, base):
+            assert await status(base, headers=ALICE) == 200
+            guard = server._guard
+            for number in range(webconfig.MOST_REMEMBERED + 20):
+                assert not await guard._known(basic(b"alice:%d" % number)["Authorization"])
+            return len(guard._bad), len(guard._good)
+
+    assert asyncio.run(scenario()) == (webconfig.MOST_REMEMBERED, 1)
+
+
+def test_a_flood_of_passwords_is_told_to_come_again(tmp_path, monkeypatch):
+    """While the one thread is at work, whoever is known already is answered."""
+    release = threading.Event()
+
+    def slow(_password, _hashed):
+        assert release.wait(10)
+        return False
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (_, base):
+            assert await status(base, headers=ALICE) == 200
+            monkeypatch.setattr(webconfig, "_check", slow)
+            monkeypatch.setattr(webconfig, "MOST_WAITING", 3)
+            flood = [
+                asyncio.create_task(status(base, headers=basic(b"alice:%d" % number))) for number in range(8)
+            ]
+            await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+            assert await status(base, headers=ALICE) == 200
+            release.set()
+            return sorted(await asyncio.gather(*flood))
+
+    assert asyncio.run(scenario()) == [401] * 3 + [503] * 5
+
+
+# Changes while it runs
+
+
+async def becomes(wanted, ask_again):
+    """Wait until an answer is as wanted."""
+    async with asyncio.timeout(5):
+        while (got := await ask_again()) != wanted:  # noqa: ASYNC110 (what is waited for sets no event)
+            await asyncio.sleep(0.02)
+    return got
+
+
+def test_a_user_who_is_struck_out_is_locked_out(tmp_path):
+    """Also over a connection that is open already; whoever was added is let in."""
+    bob = bcrypt.hashpw(b"bob's", bcrypt.gensalt(4)).decode()
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (_, base), aiohttp.ClientSession(headers=ALICE) as client:
+
+            async def alice():
+                async with client.get(base + "/metrics") as answer:
+                    return answer.status
+
+            assert await alice() == 200
+            (tmp_path / "web.yml").write_text(f"basic_auth_users: {{bob: {bob}}}")
+            await becomes(401, alice)
+            assert await status(base, headers=basic(b"bob:bob's")) == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_renewed_certificate_is_shown_from_then_on(tmp_path, pki):
+    """cert-manager writes it into the same files."""
+
+    async def scenario():
+        async with serving(tmp_path, TLS % "") as (_, base):
+            port = int(base.rpartition(":")[2])
+
+            async def serial():
+                _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=pki.client())
+                number = writer.get_extra_info("peercert")["serialNumber"]
+                writer.close()
+                await writer.wait_closed()
+                return number
+
+            before = await serial()
+            pki.renew()
+
+            async def renewed():
+                return await serial() != before
+
+            await becomes(True, renewed)
+            assert await status(base, tls=pki.client()) == 200
+
+    asyncio.run(scenario())
+
+
+def test_another_authority_of_clients_counts_at_once(tmp_path, pki):
+    """Who was let in by the old one is not any more, not even over a connection that is open."""
+    other = trustme.CA()
+
+    async def scenario():
+        connector = aiohttp.TCPConnector(ssl=pki.client(pki.ca), limit=1)
+        async with (
+            serving(tmp_path, VERIFIED) as (_, base),
+            aiohttp.ClientSession(connector=connector) as client,
+        ):
+            async with client.get(base + "/metrics") as answer:
+                assert answer.status == 200
+            other.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+            await becomes("refused", lambda: status(base, tls=pki.client(pki.ca)))
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await client.get(base + "/metrics")
+            assert await status(base, tls=pki.client(other)) == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("bad", ["basic_auth_users: {alice: plain}", "nonsense: 1", ""], ids=range(3))
+def test_a_change_that_cannot_be_used_changes_nothing(tmp_path, pki, caplog, bad):
+    """It is said once, without what it holds, and the old one stays until it is mended."""
+
+    async def scenario():
+        async with serving(tmp_path, TLS % "" + USERS) as (_, base):
+            (tmp_path / "web.yml").write_text(bad)
+            async with asyncio.timeout(5):
+                while not caplog.records:  # noqa: ASYNC110 (what is waited for sets no event)
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
+            assert await status(base, tls=pki.client(), headers=ALICE) == 200
+            assert await status(base, tls=pki.client()) == 401
+            (tmp_path / "web.yml").write_text(TLS % "")
+            await becomes(200, lambda: status(base, tls=pki.client()))
+
+    with caplog.at_level(logging.WARNING, "exporter"):
+        asyncio.run(scenario())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("web configuration cannot be used, the old one stays")
+    assert "plain" not in record.getMessage()
+
+
+# The command with it
+
+
+def test_the_command_serves_with_it(tmp_path, pki):
+    """TLS, a password, polls; neither of the secrets is in its log."""
+    (tmp_path / "web.yml").write_text(TLS % "" + USERS)
+    arguments = ("--web.config.file", str(tmp_path / "web.yml"), *ANYWHERE, *FAST)
+    with Upstream() as upstream, Command(tmp_path, "--target.url", upstream.url, *arguments) as command:
+        base = command.base()
+        until(lambda: upstream.polls, "a poll")
+        assert asyncio.run(status(base, tls=pki.client(), headers=ALICE)) == 200
+        assert asyncio.run(status(base, tls=pki.client())) == 401
+        assert command.stop()[0] == 0
+    assert PASSWORD not in command.err
+    assert HASH not in command.err
+
+
+@pytest.mark.parametrize("more", [(), ("--config.check",)])
+def test_the_command_says_what_is_wrong_with_it_and_ends(tmp_path, more):
+    """With exit status 2, as with any configuration."""
+    (tmp_path / "web.yml").write_text("nonsense: 1")
+    with Command(tmp_path, "serve", "--web.config.file", str(tmp_path / "web.yml"), *more) as command:
+        assert command.end() == 2
+    assert "web.yml: nonsense: unknown key" in command.err
+    assert "Traceback" not in command.err
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("text", [TLS % "" + USERS, VERIFIED, USERS, "http_server_config: {http2: false}"])
+def test_promtool_takes_what_is_taken_here(tmp_path, pki, text):
+    """The format is that of every exporter."""
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool is missing; `.ci/programs` installs it"
+    (tmp_path / "web.yml").write_text(text)
+    Guard(str(tmp_path / "web.yml"))
+    done = subprocess.run(
+        [promtool, "check", "web-config", str(tmp_path / "web.yml")],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

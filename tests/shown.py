@@ -1,0 +1,104 @@
+"""The real web server on readings that a test makes up: what the status page shows of them.
+
+with Shown(max_num_seqs=64) as shown:
+    shown.play(stage.play(60, running=14, waiting=6, kv=0.98, preemptions=1.5))
+    text = shown.get("/")
+"""
+
+import asyncio
+import threading
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+
+from exporter.analysis import catalogue
+from exporter.analysis.conditions import Evidence
+from exporter.analysis.fixes import Advice, Advised, Withheld
+from exporter.analysis.verdicts import Judgement
+from exporter.pipeline import TargetReading
+from exporter.publish.markup import TargetView, View
+from exporter.publish.page import Page
+from exporter.publish.timeline import Timeline
+from exporter.publish.web import WebServer, make_app
+
+URL = "http://vllm:8000/metrics"
+WALL = 1_750_000_000.0  # 15:06:40 UTC at the clock's zero
+PATIENCE = 15.0
+
+
+def wearing(reading: TargetReading, verdict: str) -> TargetReading:
+    """A reading whose engines have a verdict, with everything that the catalogue says of it."""
+    entry = catalogue.load().verdicts[verdict]
+    evidence = (Evidence("preemptions_per_second", 1.5), Evidence("kv_usage_max_ratio", 0.98, 0.9))
+    fixes = tuple(Advice(name, flag=catalogue.load().fixes[name].flag_with(None)) for name in entry.fixes)
+    advised = Advised(fixes, tuple(Withheld(*pair) for pair in entry.not_help.items()))
+    engines = {
+        key: replace(
+            engine,
+            judgement=Judgement(verdict, entry.severity, evidence, reading.t - 60),
+            advised=advised,
+        )
+        for key, engine in reading.engines.items()
+    }
+    return replace(reading, engines=engines)
+
+
+class Shown:
+    """A web server in a thread, until the end of the block.
+
+    Attributes:
+        reading: what it shows.
+        late: seconds that have passed since that reading.
+        base: its URL.
+    """
+
+    def __init__(self, url: str = URL, own: dict[str, str] | None = None) -> None:
+        self.reading: TargetReading | None = None
+        self.late = 0.2
+        self.base = ""
+        self.timeline = Timeline()
+        self.page = Page(self.view, lambda: self._shows)
+        self._url, self._own = url, own or {}
+        self._shows = 0.0  # every show is far later than the one before: no answer is kept for longer
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._server = WebServer(make_app(CollectorRegistry(), dict, self.page), "127.0.0.1", 0)
+
+    def view(self) -> View:
+        """The world as the page sees it."""
+        now = self.late if self.reading is None else self.reading.t + self.late
+        return View(now, WALL + now, (TargetView(self._url, self.reading, self.timeline),), self._own)
+
+    def show(self, reading: TargetReading | None, *, late: float = 0.2) -> None:
+        """Show a reading as if it were the last one, without remembering it in the charts."""
+        self.reading, self.late = reading, late
+        self._shows += 1000.0
+
+    def play(self, readings: Iterable[TargetReading]) -> None:
+        """Take readings one by one, as a watcher does."""
+        for reading in readings:
+            self.timeline.add(reading)
+        self.show(reading)
+
+    def get(self, path: str) -> str:
+        """What the server answers."""
+        with urllib.request.urlopen(self.base + path, timeout=PATIENCE) as answer:
+            return answer.read().decode()
+
+    def stop(self) -> None:
+        """Answer nothing any more."""
+        asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(PATIENCE)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.base = asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(PATIENCE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
