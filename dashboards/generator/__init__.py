@@ -1,0 +1,1 @@
+"""Makes the Grafana dashboards: one module for each, and what they share."""

@@ -1,0 +1,122 @@
+"""PromQL: the exporter's metrics by the table of them, vLLM's by the table of its names."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
+from exporter.publish.metrics import EXPORTER_METRICS, METRICS
+from exporter.vllm.names import NAMES, Name, spellings, version_key
+
+__all__ = [
+    "ENGINE", "MODEL", "NATIVE", "OF_ENGINE", "OF_MODEL", "PLACE", "ROWS", "SERVER", "WHERE", "WHO",
+    "by", "copied", "in_verdicts", "named", "narrowed", "native", "nothing", "or_else", "ours",
+    "quantile", "rate", "selector",
+]  # fmt: skip
+
+TABLE: Final = catalogue.load()
+ROWS: Final = {row.name: row for row in (*METRICS, *EXPORTER_METRICS)}
+
+# What tells one server from another. Of pod, target and instance a scrape may have one, two or all.
+SERVER: Final = ("cluster", "namespace", "pod", "target", "instance")
+ENGINE: Final = (*SERVER, "model_name", "engine")
+WHO: Final = "{{server}}/{{engine}}"
+NATIVE: Final = f"{WHO} (vLLM)"
+# Where all servers are shown, pods of one name stand in many namespaces.
+WHERE: Final = "{{cluster}} {{namespace}} {{server}}"
+MODEL: Final = ("cluster", "namespace", "model_name")
+OF_MODEL: Final = "{{cluster}} {{namespace}} {{model_name}}"
+
+# Which variables filter what. vLLM's own series come from a scrape of their own, and so from another job.
+PLACE: Final = ("cluster", "namespace", "job", "pod")
+OF_ENGINE: Final = ("model_name", "engine")
+
+
+def selector(*labels: str, **more: str) -> str:
+    """A selector by the dashboard's variables, and by fixed values."""
+    chosen = [f'{label}=~"${label}"' for label in labels]
+    return "{" + ", ".join(chosen + [f'{label}="{value}"' for label, value in more.items()]) + "}"
+
+
+def ours(name: str, part: str = "", **more: str) -> str:
+    """A metric of the exporter, filtered by all variables that its labels know.
+
+    Args:
+        name: as it stands in the table, without prefix and ending.
+        part: of a histogram: ``_bucket``, ``_count`` or ``_sum``.
+        more: values of labels.
+    """
+    row = ROWS[name]
+    labels = [*PLACE, *(label for label in OF_ENGINE if label in row.labels)]
+    return f"{row.series}{part}{selector(*labels, **more)}"
+
+
+def narrowed(one: str, matcher: str) -> str:
+    """A selector with one matcher more."""
+    return one.removesuffix("}") + f", {matcher}}}"
+
+
+def native(reading: str, around: Callable[[str], str] = str, part: str = "") -> str:
+    """A reading from vLLM's own series, under every name that it had.
+
+    Args:
+        reading: as it stands in the table of names.
+        around: what is done to each name, such as `rate`.
+        part: of a histogram whose sum is in the table: ``_bucket``.
+    """
+    rows = [row for row in NAMES if row.reading == reading]
+    # The newest first: where a release has both names, the first one counts.
+    rows.sort(key=lambda row: version_key(row.since), reverse=True)
+    return " or ".join(around(_native(row, part)) for row in rows)
+
+
+def _native(row: Name, part: str) -> str:
+    place = [label for label in PLACE if label != "job"]
+    fixed = {row.label: row.value} if row.label else {}
+    name = row.name.removesuffix("_sum") + part if part else spellings(row)[0]
+    return f"vllm:{name}{selector(*place, *OF_ENGINE, **fixed)}"
+
+
+def rate(one: str) -> str:
+    """Per second."""
+    return f"rate({one}[$__rate_interval])"
+
+
+def by(labels: Iterable[str], expr: str, operation: str = "sum") -> str:
+    """An aggregation; of everything where no label is named."""
+    kept = ", ".join(labels)
+    return f"{operation} by ({kept}) ({expr})" if kept else f"{operation}({expr})"
+
+
+def named(expr: str) -> str:
+    """With the label ``server``: the target where one exporter watches several, else pod or instance."""
+    joined = f'label_join({expr}, "server", "|", "target", "pod", "instance")'
+    return f'label_replace({joined}, "server", "$1", "server", "[|]*([^|]+).*")'
+
+
+def or_else(expr: str, value: str) -> str:
+    """The value where the expression has nothing to show."""
+    return f"{expr} or on() {value}"
+
+
+def nothing(label: str) -> str:
+    """One series that says that there is nothing."""
+    return f'label_replace(vector(0), "{label}", "none", "", "")'
+
+
+def quantile(q: float, buckets: str, labels: Iterable[str]) -> str:
+    """A quantile of a histogram's buckets."""
+    return f"histogram_quantile({q}, {by(('le', *labels), buckets)})"
+
+
+def copied(expr: str, label: str, *copies: str) -> str:
+    """With a label once more under other names, so that a table can show other words for it."""
+    for copy in copies:
+        expr = f'label_join({expr}, "{copy}", "", "{label}")'
+    return expr
+
+
+def in_verdicts(severity: Severity) -> str:
+    """The engines' verdict series, those of one severity."""
+    names = "|".join(name for name, verdict in TABLE.verdicts.items() if verdict.severity is severity)
+    return narrowed(ours("verdict"), f'verdict=~"{names}"')

@@ -1,0 +1,133 @@
+"""What the dashboards share: variables, annotations, the table of verdicts."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from exporter.analysis.catalogue import Severity
+from generator.panels import SOURCE, Column, Query, Row, dashboard, rows, series, table
+from generator.queries import (
+    ENGINE,
+    MODEL,
+    OF_ENGINE,
+    ROWS,
+    SERVER,
+    by,
+    copied,
+    in_verdicts,
+    named,
+    ours,
+    selector,
+)
+from generator.words import (
+    AS_TEXT,
+    COLOURED,
+    FIXES,
+    SENTENCES,
+    SEVERITIES,
+    VERDICT_RUNBOOKS,
+    VERDICTS,
+    WRAPPED,
+    to_engine,
+    to_runbook,
+)
+
+__all__ = ["assembled", "verdict_table"]
+
+TAG: Final = "vllm-pressure"
+Json = dict[str, Any]
+
+
+def assembled(name: str, text: str, *given: Row, time: str) -> Json:
+    """A dashboard of these rows; its fixed uid and its title come from its name."""
+    return dashboard(
+        f"{TAG}-{name}",
+        f"vLLM pressure: {name}",
+        text,
+        rows(*given),
+        tag=TAG,
+        variables=_variables(),
+        annotations=_annotations(),
+        time=time,
+    )
+
+
+def _variables() -> list[Json]:
+    """Each filtered by those before it."""
+    titles = {
+        "cluster": "Cluster", "namespace": "Namespace", "job": "Job", "pod": "Pod",
+        "model_name": "Model", "engine": "Engine",
+    }  # fmt: skip
+    made, before = [], []
+    for name, title in titles.items():
+        metric = "vllm_pressure_verdict" if name in OF_ENGINE else ROWS["up"].series
+        made.append(series(title, name, f"label_values({metric}{selector(*before)}, {name})"))
+        before.append(name)
+    return made
+
+
+def _annotations() -> list[Json]:
+    # The alert of a model has no pod and no engine.
+    alerts = (
+        'ALERTS{alertname=~"Vllm.*", alertstate="firing", cluster=~"$cluster", namespace=~"$namespace",'
+        ' pod=~"$pod|", model_name=~"$model_name|", engine=~"$engine|"}'
+    )
+    restarts = by(SERVER, f"increase({ours('restarts')}[$__rate_interval])") + " > 0"
+    return [
+        _annotation(
+            "Alerts", alerts, "red", "{{alertname}}", "{{severity}} {{pod}} {{model_name}} {{engine}}"
+        ),
+        _annotation("Restarts of vLLM", restarts, "blue", "vLLM restarted", "{{pod}} {{target}}"),
+    ]
+
+
+def _annotation(name: str, expr: str, colour: str, title: str, text: str) -> Json:
+    return {
+        "name": name, "datasource": SOURCE, "enable": True, "hide": False, "iconColor": colour, "expr": expr,
+        "titleFormat": title, "textFormat": text, "tagKeys": "severity", "step": "30s",
+        "useValueForTime": False,
+    }  # fmt: skip
+
+
+def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -> Json:
+    """Engines with their verdicts, worst first.
+
+    Args:
+        title: what it shows.
+        text: what good looks like.
+        size: width and height in units of the grid.
+        more: columns that take the place of the sentence, each named by its expression; where there are
+            some, servers of many places are shown, and a click leads to the engine.
+    """
+    labels = (*ENGINE, "server")
+    rank = " or ".join(f"({in_verdicts(severity)} == 1) * {severity.rank}" for severity in Severity)
+    judged = by(
+        (*labels, "verdict", "sentence", "runbook"), copied(named(rank), "verdict", "sentence", "runbook")
+    )
+    asked = [judged, by((*labels, "fix"), named(f"{ours('fix_rank')} == 1"))]
+    asked += [by(labels, named(column.name)) for column in more]
+    numbers = [replace(column, name=f"Value #{chr(ord('C') + index)}") for index, column in enumerate(more)]
+    place = [Column("cluster", "Cluster", 70), Column("namespace", "Namespace", 95)] if more else []
+    model = [Column("model_name", "Model", 110)] if more else []
+    sentence = Column("sentence", "What it means", None, [SENTENCES], look=WRAPPED)
+    return table(
+        title,
+        text,
+        *(Query(expr, instant=True, form="table") for expr in asked),
+        size=size,
+        columns=[
+            Column("Value #A", "Severity", 85, [SEVERITIES], look=COLOURED),
+            *place,
+            Column("server", "Server", 105, look={"links": [to_engine()]} if more else None),
+            *model,
+            Column("engine", "Engine", 65, unit=AS_TEXT),
+            Column(
+                "verdict", "Verdict", 150, [VERDICTS], look={"custom.cellOptions": {"type": "color-text"}}
+            ),
+            *(numbers or [sentence]),
+            Column("fix", "First fix", None if more else 190, [FIXES], look=None if more else WRAPPED),
+            Column("runbook", "Runbook", 175, [VERDICT_RUNBOOKS], look={"links": [to_runbook()]}),
+        ],
+        sort=("Severity", True),
+        hidden=["pod", "target", "instance", "Value #B", *(["sentence"] if more else [*MODEL])],
+        tall=not more,
+    )

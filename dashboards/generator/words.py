@@ -1,0 +1,103 @@
+"""Words, colours and links, from the catalogue."""
+
+from collections.abc import Mapping
+from itertools import cycle
+from typing import Any, Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
+from exporter.config import AnalysisConfig
+from exporter.publish.alerts import RUNBOOK_BASE
+from generator.panels import by_name, by_query, mapping
+
+__all__ = [
+    "AS_TEXT", "COLOURED", "EFFECTS", "FINDINGS", "FIXES", "FLAGS", "FROM_ONE", "LIMITS", "SENTENCES",
+    "SEVERITIES", "VERDICTS", "VERDICT_FIELDS", "VERDICT_RUNBOOKS", "WRAPPED",
+    "runbook", "to_engine", "to_runbook",
+]  # fmt: skip
+
+Json = dict[str, Any]
+
+TABLE: Final = catalogue.load()
+LIMITS: Final = AnalysisConfig()
+
+
+def _colours() -> Mapping[str, str]:
+    """A colour for each verdict: the hue tells how bad, the shade which."""
+    shades = {
+        Severity.CRITICAL: ("dark-red", "semi-dark-red", "light-red", "super-light-red", "red"),
+        Severity.WARNING: (
+            "super-light-orange", "light-orange", "orange", "yellow", "light-yellow", "dark-orange",
+            "super-light-yellow", "semi-dark-orange", "dark-yellow", "semi-dark-yellow",
+        ),
+        Severity.INFO: ("semi-dark-blue", "light-blue", "blue"),
+        Severity.NONE: ("super-light-purple", "light-purple", "semi-dark-green", "green"),
+    }  # fmt: skip
+    left = {severity: cycle(colours) for severity, colours in shades.items()}
+    return {name: next(left[verdict.severity]) for name, verdict in TABLE.verdicts.items()}
+
+
+COLOURS: Final = _colours()
+SEVERITY_COLOURS: Final = {"critical": "red", "warning": "orange", "info": "blue", "none": "green"}
+
+
+def words(name: str) -> str:
+    """A name as it is shown: ``preemption_thrash`` reads Preemption thrash."""
+    text = name.replace("_", " ").replace("kv", "KV")
+    return text[:1].upper() + text[1:]
+
+
+VERDICTS: Final = mapping({name: (words(name), COLOURS[name]) for name in TABLE.verdicts})
+SENTENCES: Final = mapping({name: verdict.summary for name, verdict in TABLE.verdicts.items()})
+VERDICT_RUNBOOKS: Final = mapping(
+    {name: verdict.runbook or "README" for name, verdict in TABLE.verdicts.items()}
+)
+FINDINGS: Final = mapping(
+    {"none": "Nothing to add"} | {name: finding.summary for name, finding in TABLE.findings.items()}
+)
+FIXES: Final = mapping({"none": "Nothing to change"} | {name: fix.title for name, fix in TABLE.fixes.items()})
+FLAGS: Final = mapping({"none": "-"} | {name: fix.flag_with("…") or "-" for name, fix in TABLE.fixes.items()})
+EFFECTS: Final = mapping({"none": "-"} | {name: fix.effect for name, fix in TABLE.fixes.items()})
+SEVERITIES: Final = mapping(
+    {
+        str(rank): (name, SEVERITY_COLOURS[name])
+        for rank, name in enumerate(("none", "info", "warning", "critical"))
+    }
+)
+VERDICT_FIELDS: Final = tuple(
+    by_name(name, color={"mode": "fixed", "fixedColor": COLOURS[name]}, displayName=words(name))
+    for name in TABLE.verdicts
+)
+COLOURED: Final = {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
+# Up to Grafana 11 the cell knows whether it wraps, from 12 on the column.
+WRAPPED: Final = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
+AS_TEXT: Final = "string"  # else a version such as 0.24 is taken for a number
+# Counts that are 0 as a rule are drawn at the bottom, not in the middle of nowhere.
+FROM_ONE: Final = by_query("A", custom__axisSoftMax=1)
+
+
+def runbook(*verdicts: str) -> Json:
+    """Links of a panel to what to do."""
+    files = {TABLE.entry(name).runbook for name in verdicts}
+    links = [
+        {"title": f"Runbook {file}", "url": f"{RUNBOOK_BASE}/{file}.md", "targetBlank": True}
+        for file in sorted(file for file in files if file)
+    ]
+    return {"links": links}
+
+
+def to_runbook() -> Json:
+    """From a cell that shows the name of a runbook."""
+    return {"title": "What to do", "url": f"{RUNBOOK_BASE}/${{__value.text}}.md", "targetBlank": True}
+
+
+def to_engine() -> Json:
+    """From a row of the fleet to the dashboard of its engine."""
+    chosen = "&".join(
+        f"var-{label}=${{__data.fields.{title}}}"
+        for label, title in (("namespace", "Namespace"), ("pod", "Server"), ("engine", "Engine"))
+    )
+    return {
+        "title": "This engine",
+        "url": f"/d/vllm-pressure-engine?${{datasource:queryparam}}&${{__url_time_range}}&{chosen}",
+    }

@@ -1,0 +1,381 @@
+"""A fleet under load, as Prometheus would have scraped it: the data that the dashboards are tried on.
+
+Nine engines on eight servers for half an hour: a storm in a large pool, one that fills up, one with a queue
+for seats, two engines that share badly, one that is restarted, a calm one, and two recordings of real
+servers. Bodies go through the whole pipeline; every ten seconds the exporter's text and vLLM's own body
+are kept with a time and the labels that a scrape adds. ``promtool`` makes blocks of it.
+
+    python tests/dashboards/scenes.py FILE     writes the text, up to now
+"""
+
+import math
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+if str(TESTS) not in sys.path:  # as a script; under pytest the tests' conftest has seen to it
+    sys.path.insert(0, str(TESTS))
+
+import recorded  # noqa: E402
+from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: E402
+from prometheus_client.exposition import generate_latest  # noqa: E402
+from stage import Stage  # noqa: E402
+
+from exporter.config import AnalysisConfig  # noqa: E402
+from exporter.demo import Loop  # noqa: E402
+from exporter.pipeline import Pipeline, TargetReading  # noqa: E402
+from exporter.publish.metrics import ReadingCollector  # noqa: E402
+from exporter.publish.own import OwnMetrics  # noqa: E402
+from exporter.vllm.client import Answer  # noqa: E402
+from exporter.watch import PollOutcome  # noqa: E402
+
+SECONDS = 1800
+SCRAPE = 10
+NOTIFIED = 1200  # when the first server's alert is pushed
+CACHE = {
+    "kv_cache_size_tokens": 400_000,
+    "kv_cache_max_concurrency": 12.2,
+    "block_size": 16,
+    "cache_dtype": "auto",
+    "enable_prefix_caching": "True",
+}
+LENGTHS = ({256.0: 5.0, 1024.0: 60.0, 4096.0: 96.0, 16384.0: 100.0}, 150_000.0)
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# How a step's observations lie around their mean: up to so many times the mean, so large a share.
+SPREAD = ((0.25, 0.05), (0.5, 0.25), (1.0, 0.62), (2.0, 0.91), (4.0, 0.97), (10.0, 1.0))
+LAST_BUCKET = re.compile(r'(vllm:\w+_seconds)_bucket\{(.*),le="\+Inf"\} (\S+)')
+FINISHED = re.compile(
+    r"^vllm:request_queue_time_seconds_count\{(.*)\} (\S+)\nvllm:request_queue_time_seconds_sum\{.*\} (\S+)$",
+    re.MULTILINE,
+)
+SUM = re.compile(r"^(vllm:\w+_seconds_sum\{.*\}) (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One vLLM with its exporter, second by second.
+
+    Attributes:
+        labels: what a scrape of either adds.
+        bodies: None where there was no answer.
+        readings: what the exporter knew then.
+        native: whether Prometheus scrapes vLLM too.
+    """
+
+    labels: Mapping[str, str]
+    bodies: Sequence[bytes | None]
+    readings: Sequence[TargetReading]
+    native: bool = True
+
+
+class Staged:
+    """A stage whose bodies are kept, with histograms that have a shape."""
+
+    def __init__(self, **known: object) -> None:
+        self.bodies: list[bytes | None] = []
+        self._counts: dict[str, dict[float, float]] = defaultdict(lambda: dict.fromkeys(BOUNDS, 0.0))
+        self._before: dict[str, tuple[float, float]] = {}
+        given = {"cache": CACHE, "max_num_seqs": 256, "max_model_len": 32_768, **known}
+        self.stage = Stage(spell=self._keep, **given)
+
+    def play(
+        self, seconds: float, parts: Mapping[str, Mapping[str, object]] | None = None, **part: object
+    ) -> None:
+        """A scene, as `Stage.play` takes it."""
+        lengths = {"prompt_lengths": LENGTHS, "output_lengths": LENGTHS}
+        if parts is None:
+            self.stage.play(seconds, **lengths, **part)
+        else:
+            self.stage.play(seconds, {name: {**lengths, **one} for name, one in parts.items()})
+
+    def restart(self, seconds: int) -> None:
+        """Nobody answers for some time; then it is a new process."""
+        self.stage.fail(seconds)
+        self.bodies += [None] * seconds
+        self.stage.restart()
+        self._counts.clear()
+        self._before.clear()
+
+    def server(self, **labels: str) -> Server:
+        """What came of it."""
+        return Server(labels, self.bodies, self.stage.readings)
+
+    def _keep(self, body: bytes) -> bytes:
+        """Put buckets before the last one, which is all that the stage prints of a latency."""
+        text = body.decode()
+        text += "".join(self._more(*found) for found in FINISHED.findall(text))
+        sums = {series: float(value) for series, value in SUM.findall(text)}
+        lines = []
+        for line in text.splitlines():
+            match = LAST_BUCKET.fullmatch(line)
+            if match:
+                name, labels, count = match.groups()
+                lines += self._buckets(name, labels, float(count), sums[f"{name}_sum{{{labels}}}"])
+            lines.append(line)
+        self.bodies.append(("\n".join(lines) + "\n").encode())
+        return self.bodies[-1]
+
+    @staticmethod
+    def _more(labels: str, finished: str, waited: str) -> str:
+        """What the stage has no part for: the time to the first token, and a prefix cache that helps."""
+        count, first, prompts = float(finished), float(waited) + 0.35 * float(finished), 900 * float(finished)
+        name = "vllm:time_to_first_token_seconds"
+        return (
+            f'{name}_bucket{{{labels},le="+Inf"}} {count}\n{name}_count{{{labels}}} {count}\n'
+            f"{name}_sum{{{labels}}} {first!r}\n"
+            f"vllm:prefix_cache_queries_total{{{labels}}} {prompts}\n"
+            f"vllm:prefix_cache_hits_total{{{labels}}} {prompts // 3}\n"
+        )
+
+    def _buckets(self, name: str, labels: str, count: float, total: float) -> Iterator[str]:
+        counts = self._counts[name + labels]
+        count_before, total_before = self._before.get(name + labels, (0.0, 0.0))
+        self._before[name + labels] = (count, total)
+        new = count - count_before
+        for bound in BOUNDS:
+            if new:
+                times = bound * new / (total - total_before)
+                counts[bound] += new * max(
+                    (share for factor, share in SPREAD if factor <= times), default=0.0
+                )
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {counts[bound]}'
+
+
+def wave(period: float, depth: float, mean: float) -> Callable[[float], float]:
+    """A load that breathes around a mean."""
+    return lambda t: (
+        mean
+        * (
+            1
+            + depth * math.sin(2 * math.pi * t / period)
+            + depth / 3 * math.sin(1.7 * t) * math.cos(0.31 * t)
+        )
+    )
+
+
+def _whole(part: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda t: round(part(t))
+
+
+CALM = {
+    "running": _whole(wave(400, 0.15, 60)),
+    "kv": wave(400, 0.15, 0.55),
+    "tokens": wave(400, 0.12, 1900),
+    "finished": wave(300, 0.2, 3.2),
+    "prompts": wave(300, 0.2, 2600),
+    "inter_token": wave(400, 0.1, 0.031),
+    "queue": 0.02,
+    "deferred": 0,
+}
+
+
+def storm() -> Staged:
+    """A large pool: the level stands near 1 in any case, and the work done falls."""
+    staged = Staged()
+    staged.play(900, **CALM)
+    staged.play(
+        180,
+        **CALM
+        | {
+            "running": lambda t: round(60 + 0.4 * t),
+            "kv": lambda t: min(0.99, 0.56 + 0.0024 * t + 0.01 * math.sin(t)),
+            "tokens": wave(100, 0.05, 2200),
+        },
+    )
+    staged.play(
+        SECONDS - 1080,
+        running=_whole(wave(90, 0.12, 118)),
+        waiting=_whole(wave(90, -0.35, 26)),
+        deferred=0,
+        kv=lambda t: 0.985 + 0.012 * math.sin(t * 1.3) * math.cos(t / 7),
+        tokens=wave(120, 0.25, 720),
+        finished=wave(160, 0.3, 0.7),
+        prompts=2600,
+        preemptions=wave(140, 0.45, 2.6),
+        inter_token=wave(140, 0.3, 0.14),
+        queue=wave(140, 0.3, 6.0),
+    )
+    return staged
+
+
+def calm(seconds: int = SECONDS) -> Staged:
+    """Nothing to see."""
+    staged = Staged()
+    staged.play(seconds, **CALM)
+    return staged
+
+
+def rising() -> Staged:
+    """Calm, and in the last minutes the cache fills up."""
+    staged = Staged()
+    staged.play(SECONDS - 140, **CALM)
+    staged.play(
+        140,
+        **CALM | {"running": lambda t: round(60 + 0.2 * t), "kv": lambda t: 0.6 + 0.0021 * t},
+    )
+    return staged
+
+
+def seats() -> Staged:
+    """All seats taken, and room in the cache."""
+    staged = Staged(max_num_seqs=64)
+    staged.play(700, **CALM | {"running": _whole(wave(400, 0.15, 48))})
+    staged.play(
+        SECONDS - 700,
+        **CALM
+        | {
+            "running": 64,
+            "waiting": _whole(wave(200, 0.3, 34)),
+            "kv": wave(300, 0.05, 0.62),
+            "queue": wave(200, 0.3, 9.0),
+        },
+    )
+    return staged
+
+
+def imbalance() -> Staged:
+    """Two engines of one server, of which one gets nearly everything."""
+    staged = Staged(engines=("0", "1"))
+    staged.play(600, {"0": CALM, "1": CALM})
+    busy = CALM | {"running": _whole(wave(300, 0.1, 96)), "kv": wave(300, 0.04, 0.86), "waiting": 3}
+    idle = CALM | {"running": _whole(wave(300, 0.2, 9)), "kv": wave(300, 0.2, 0.1), "tokens": 300}
+    staged.play(SECONDS - 600, {"0": busy, "1": idle})
+    return staged
+
+
+def restarted() -> Staged:
+    """Down for two minutes, then back with a cache that is full at times."""
+    staged = Staged()
+    staged.play(1000, **CALM)
+    staged.restart(120)
+    staged.play(
+        SECONDS - 1120,
+        **CALM | {"kv": wave(200, 0.03, 0.96), "preemptions": 0.2, "running": _whole(wave(300, 0.1, 104))},
+    )
+    return staged
+
+
+def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
+    """A recorded server, again and again."""
+    loop = Loop(recorded.polls(name))
+    pipeline = Pipeline(AnalysisConfig(), recorded.header(name).config, 2.0)
+    bodies: list[bytes | None] = []
+    readings: list[TargetReading] = []
+    for t in range(0, seconds, 2):
+        body = loop.at(float(t))
+        bodies += [body, body]
+        reading = pipeline.feed(float(t), body)
+        readings += [reading, reading]
+    return Server(labels, bodies, readings)
+
+
+def fleet() -> tuple[Server, ...]:
+    """All servers, each for the same time."""
+    eu, us = {"cluster": "eu", "namespace": "prod"}, {"cluster": "us", "namespace": "prod"}
+    llama, qwen, mixtral = {"model_name": "llama-70b"}, {"model_name": "qwen-32b"}, {"model_name": "mixtral"}
+    return (
+        storm().server(**eu, pod="llama-0", **llama),
+        calm().server(**eu, pod="llama-1", **llama),
+        rising().server(**eu, pod="llama-2", **llama),
+        seats().server(**eu, pod="qwen-0", **qwen),
+        imbalance().server(**us, pod="mixtral-0", **mixtral),
+        restarted().server(**us, pod="qwen-0", **qwen),
+        real(recorded.EXHAUSTION, cluster="eu", namespace="lab", pod="tiny-0"),
+        real("0.32.0-exhaustion", cluster="us", namespace="lab", pod="tiny-1"),
+        replace(calm().server(instance="10.9.9.9"), native=False),
+    )
+
+
+# As Prometheus stores it.
+
+
+def openmetrics(servers: Sequence[Server], begin: float) -> Iterator[str]:
+    """The scrapes of all servers and their exporters, as text that promtool makes blocks of.
+
+    Args:
+        servers: who is scraped.
+        begin: unix seconds of the first poll.
+    """
+    disable_created_metrics()
+    for number, server in enumerate(servers):
+        yield from _scrapes(server, number, begin)
+    yield from _alerts(begin)
+    yield "# EOF\n"
+
+
+def _scrapes(server: Server, number: int, begin: float) -> Iterator[str]:
+    host = server.labels.get("instance", f"10.0.0.{number + 1}")
+    place = {name: value for name, value in server.labels.items() if name in ("cluster", "namespace", "pod")}
+    model = server.labels.get("model_name")
+    exporter = {**place, "job": "pressure", "instance": f"{host}:21900"}
+    vllm = {**place, "job": "vllm", "instance": f"{host}:8000"}
+    own = OwnMetrics()
+    for second, (body, reading) in enumerate(zip(server.bodies, server.readings, strict=True)):
+        own.poll(_outcome(body, reading, second))
+        if number == 0 and second == NOTIFIED:
+            own.notified("sent", 1)
+        if second % SCRAPE:
+            continue
+        now = begin + second
+        text = _text(reading, own, now) + _process(second, number)
+        yield from _stamped(_modelled(text, model), exporter, now)
+        if server.native and body is not None:
+            yield from _stamped(_modelled(body.decode(), model), vllm, now)
+
+
+def _outcome(body: bytes | None, reading: TargetReading, second: int) -> PollOutcome:
+    seconds = 0.006 + 0.004 * (second % 7) + (0.12 if second % 97 == 0 else 0)
+    answer = (
+        Answer(None, reading.error, seconds=seconds) if body is None else Answer(body, None, seconds=seconds)
+    )
+    return PollOutcome(answer, reading, 1.0, int(second % 600 == 599))
+
+
+def _text(reading: TargetReading, own: OwnMetrics, now: float) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ReadingCollector(lambda: reading, lambda: reading.t, lambda: now))
+    registry.register(own)
+    return generate_latest(registry).decode()
+
+
+def _process(second: int, number: int) -> str:
+    """What prometheus-client tells of the exporter's process."""
+    memory = 41e6 + 2e6 * (1 - math.exp(-second / 200)) + 3e5 * number
+    return (
+        f"process_cpu_seconds_total {1.2 + 0.0045 * second * (1 + 0.06 * number)!r}\n"
+        f"process_resident_memory_bytes {memory!r}\nprocess_open_fds {14.0 + number % 3}\n"
+    )
+
+
+def _modelled(text: str, model: str | None) -> str:
+    return text if model is None else text.replace('model_name="demo-7b"', f'model_name="{model}"')
+
+
+def _stamped(text: str, labels: Mapping[str, str], now: float) -> Iterator[str]:
+    added = ",".join(f'{name}="{value}"' for name, value in labels.items())
+    for line in text.splitlines():
+        if line.startswith("#") or not line:
+            continue
+        series, _, value = line.rpartition(" ")
+        name, brace, rest = series.partition("{")
+        old = rest.removesuffix("}")
+        yield f"{name}{{{old}{',' if brace and old else ''}{added}}} {value} {now:.3f}\n"
+
+
+def _alerts(begin: float) -> Iterator[str]:
+    labels = (
+        'alertname="VllmPreemptionThrash",alertstate="firing",severity="warning",cluster="eu",'
+        'namespace="prod",pod="llama-0",model_name="llama-70b",engine="0"'
+    )
+    for second in range(NOTIFIED, SECONDS, SCRAPE):
+        yield f"ALERTS{{{labels}}} 1 {begin + second:.3f}\n"
+
+
+if __name__ == "__main__":
+    with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
+        file.writelines(openmetrics(fleet(), time.time() - SECONDS))

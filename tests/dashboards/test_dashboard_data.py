@@ -1,0 +1,266 @@
+"""The dashboards on a real Prometheus: every query of every panel has something to show in its scene."""
+
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from dashboard_files import NAMES, TARGETS, VARIABLES, Target, document, filled
+from dashboard_scenes import SCRAPE, SECONDS, fleet, openmetrics
+from running import free_port, until
+
+from exporter.analysis import catalogue
+from exporter.dashboards import adapted
+
+pytestmark = pytest.mark.programs
+
+BEGIN = 1_760_000_000.0
+END = BEGIN + SECONDS - SCRAPE
+STORM = {"cluster": "eu", "namespace": "prod", "pod": "llama-0"}
+# On which server a panel of the engine's dashboard has something to show, where it is not the storm.
+SCENES = {"KV full in": {"cluster": "eu", "namespace": "prod", "pod": "llama-2"}}
+# A server outside Kubernetes whose vLLM nobody scrapes; only its model tells it from the others.
+ALONE = {"model_name": "demo-7b"}
+VLLM_ROW = "User impact by vLLM's own histograms (where Prometheus scrapes vLLM too)"
+
+Series = list[tuple[dict[str, str], list[float]]]
+
+
+class Prometheus:
+    """One that has the fleet's half hour."""
+
+    def __init__(self, port: int) -> None:
+        self._base = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        """Whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self._base}/-/ready", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def ask(self, path: str, **arguments: object):
+        """The data of an answer."""
+        query = urllib.parse.urlencode(arguments).encode()
+        with urllib.request.urlopen(f"{self._base}/api/v1/{path}?{query.decode()}", timeout=20) as answer:
+            return json.load(answer)["data"]
+
+    def series(self, expr: str, *, instant: bool = False, at: float = END) -> Series:
+        """What an expression brings: labels and the values that are numbers."""
+        if instant:
+            found = self.ask("query", query=expr, time=at)["result"]
+            rows = [(one["metric"], [one["value"]]) for one in found]
+        else:
+            found = self.ask("query_range", query=expr, start=BEGIN + 300, end=at, step=30)["result"]
+            rows = [(one["metric"], one["values"]) for one in found]
+        numbers = [(labels, [float(value) for _, value in values]) for labels, values in rows]
+        return [
+            (labels, kept) for labels, values in numbers if (kept := [v for v in values if not math.isnan(v)])
+        ]
+
+    def of(self, target: Target, chosen: Mapping[str, str]) -> Series:
+        """What a query of a panel brings."""
+        return self.series(filled(target.expr, chosen), instant=target.instant)
+
+    def value(self, dashboard: str, title: str, chosen: Mapping[str, str], at: float = END) -> float:
+        """The one number that a panel shows."""
+        (target,) = (one for one in TARGETS if (one.dashboard, one.title) == (dashboard, title))
+        ((_, (value,)),) = self.series(filled(target.expr, chosen), instant=True, at=at)
+        return value
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """A Prometheus with the fleet's blocks; it scrapes nothing."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    with (folder / "fleet.txt").open("w", encoding="utf-8") as file:
+        file.writelines(openmetrics(fleet(), BEGIN))
+    promtool, program = shutil.which("promtool"), shutil.which("prometheus")
+    assert promtool, "promtool is missing; `.ci/programs` installs it"
+    made = [promtool, "tsdb", "create-blocks-from", "openmetrics", "fleet.txt", "data"]
+    subprocess.run(made, cwd=folder, check=True, capture_output=True, timeout=60)
+    (folder / "prometheus.yml").write_text("global: {}\n")
+    port = free_port()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(_command(program, folder, port), stdout=log, stderr=log)
+    try:
+        started = Prometheus(port)
+        until(started.ready, "Prometheus")
+        yield started
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _command(program: str, folder: Path, port: int) -> list[str]:
+    return [
+        program,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--storage.tsdb.retention.time=100y",
+        "--log.level=warn",
+    ]
+
+
+def scene(target: Target) -> dict[str, str]:
+    """What is chosen on a dashboard while a panel is looked at: one server, or all."""
+    return SCENES.get(target.title, STORM) if target.dashboard == "engine" else {}
+
+
+def legend(target: Target, labels: Mapping[str, str]) -> str:
+    """The name of a line as Grafana makes it."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda label: labels.get(label[1], ""), target.legend)
+
+
+# Every panel has something to show.
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_every_query_brings_something_in_its_scene(prometheus, target):
+    """Numbers, not only series."""
+    assert prometheus.of(target, scene(target))
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [*dict.fromkeys((target.dashboard, target.title) for target in TARGETS)]
+)
+def test_no_two_lines_of_a_panel_have_the_same_name(prometheus, name, title):
+    """Also where pods of one name stand in two clusters, on the dashboards that show all of them."""
+    names = Counter(
+        legend(target, labels)
+        for target in TARGETS
+        if (target.dashboard, target.title) == (name, title) and target.panel["type"] != "table"
+        for labels, _ in prometheus.of(target, scene(target))
+        if target.legend != "__auto"
+    )
+    assert not [legend for legend, times in names.items() if times > 1]
+
+
+def test_the_engine_needs_no_scrape_of_vllm(prometheus):
+    """With the sidecar alone every panel shows something, but those of vLLM's own histograms."""
+    (closed,) = (one for one in document("engine")["panels"] if one["title"] == VLLM_ROW)
+    without = {panel["title"] for panel in closed["panels"]} | set(SCENES)
+    shown = {
+        target.title for target in TARGETS if target.dashboard == "engine" and prometheus.of(target, ALONE)
+    }
+    wanted = {target.title for target in TARGETS if target.dashboard == "engine"} - without
+    assert wanted <= shown
+
+
+def test_a_server_outside_kubernetes_is_chosen_by_another_label(prometheus):
+    """``--server-label instance``: the variable has its values, and selectors obey it."""
+    board = adapted("engine", server_label="instance")
+    query = next(one for one in board["templating"]["list"] if one["name"] == "pod")["query"]["query"]
+    assert query.endswith(", instance)")
+    panels = [panel for one in board["panels"] for panel in (one, *one.get("panels", ()))]
+    exprs = {panel["title"]: panel["targets"][0]["expr"] for panel in panels if "targets" in panel}
+    here, elsewhere = {"pod": "10.9.9.9:21900"}, {"pod": "10.9.9.8:21900"}
+    for title in ("Running and waiting", "KV cache usage", "Verdict over time"):
+        assert len(prometheus.series(filled(exprs[title], here))) == 1
+        assert not prometheus.series(filled(exprs[title], elsewhere))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variables_have_values(prometheus, name):
+    """And what is chosen before narrows what is offered after."""
+    board = document(name)
+    offered = {}
+    for one in board["templating"]["list"][1:]:
+        metric, label = re.fullmatch(r"label_values\((.*), (\w+)\)", one["query"]["query"]).groups()
+        chosen = {"cluster": "us", "namespace": "prod"}
+        offered[label] = prometheus.ask(f"label/{label}/values", **{"match[]": filled(metric, chosen)})
+    assert tuple(offered) == VARIABLES
+    assert offered["cluster"] == ["eu", "us"]
+    assert offered["pod"] == ["mixtral-0", "qwen-0"]
+    assert offered["engine"] == ["0", "1"]
+
+
+def test_alerts_and_restarts_are_marked(prometheus):
+    """Those of what is chosen, and no others."""
+    alerts, restarts = (one["expr"] for one in document("engine")["annotations"]["list"])
+    other = {"cluster": "us", "namespace": "prod", "pod": "qwen-0"}
+    assert prometheus.series(filled(alerts, STORM))
+    assert not prometheus.series(filled(alerts, other))
+    assert prometheus.series(filled(restarts, other))
+    assert not prometheus.series(filled(restarts, STORM))
+
+
+# What is shown is right.
+
+
+def test_the_tile_shows_the_verdict(prometheus):
+    """By the name of its series."""
+    (tile,) = (one for one in TARGETS if (one.dashboard, one.title) == ("engine", "Verdict"))
+    ((labels, (engines,)),) = prometheus.of(tile, STORM)
+    assert (labels, engines) == ({"verdict": "preemption_thrash"}, 1)
+
+
+def test_the_tile_shows_a_server_of_which_no_engine_can_be_read(prometheus):
+    """Its verdict is one of the target, which has no model and no engine."""
+    (tile,) = (one for one in TARGETS if (one.dashboard, one.title) == ("engine", "Verdict"))
+    down = {"cluster": "us", "namespace": "prod", "pod": "qwen-0"}
+    ((labels, _),) = prometheus.series(filled(tile.expr, down), instant=True, at=BEGIN + 1100)
+    assert labels == {"verdict": "unreachable"}
+
+
+def test_tables_hold_each_engine_once(prometheus):
+    """With the rank of its severity, so that the worst stand first."""
+    first = next(
+        one
+        for one in TARGETS
+        if (one.dashboard, one.title, one.ref) == ("fleet", "Engines, worst first", "A")
+    )
+    found = prometheus.of(first, {})
+    keys = [
+        tuple(labels.get(name, "") for name in ("cluster", "namespace", "server", "engine"))
+        for labels, _ in found
+    ]
+    assert len(keys) == len(set(keys)) == 10
+    ranks = {labels["verdict"]: value for labels, (value,) in found}
+    verdicts = catalogue.load().verdicts
+    assert ranks == {name: verdicts[name].severity.rank for name in ranks}
+    assert {"preemption_thrash", "seat_bound", "healthy"} <= set(ranks)
+    assert {labels["server"] for labels, _ in found} >= {"llama-0", "10.9.9.9:21900"}
+
+
+def test_numbers_of_the_fleet_are_right(prometheus):
+    """As the scenes were written."""
+    assert prometheus.value("fleet", "Engines", {}) == 10
+    assert prometheus.value("fleet", "Critical", {"namespace": "prod"}) == 1
+    assert prometheus.value("fleet", "Warning", {"pod": "qwen-0", "cluster": "eu"}) == 1
+    assert prometheus.value("fleet", "No answer", {}) == 0
+    assert prometheus.value("fleet", "No answer", {}, at=BEGIN + 1100) == 1
+    assert prometheus.value("fleet", "Unbalanced", {}) == 1
+    assert prometheus.value("fleet", "Unbalanced", {"cluster": "eu"}) == 0
+
+
+def test_shares_of_time_are_the_whole_together(prometheus):
+    """But for what is too little to be drawn."""
+    (share,) = (one for one in TARGETS if one.title == "Share of time, the range shown")
+    assert sum(value for _, (value,) in prometheus.of(share, {})) == pytest.approx(1, abs=0.01)
+
+
+def test_fixes_stand_by_rank_and_nothing_is_said_where_there_are_none(prometheus):
+    """A table without rows would leave one wondering whether it works."""
+    (fixes,) = (one for one in TARGETS if one.title == "Advised changes, best first")
+    ranks = sorted(value for _, (value,) in prometheus.of(fixes, STORM))
+    assert ranks == list(itertools.islice(itertools.count(1), len(ranks)))
+    ((labels, _),) = prometheus.of(fixes, {"pod": "llama-1"})
+    assert labels["fix"] == "none"
+
+
+def test_vllms_own_process_is_not_taken_for_the_exporter(prometheus):
+    """They export the same names; the recorded server's own memory is ten times as large."""
+    (memory,) = (one for one in TARGETS if one.title == "Memory")
+    found = prometheus.of(memory, {"pod": "tiny-0"})
+    assert [labels["job"] for labels, _ in found] == ["pressure"]
