@@ -4,21 +4,27 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.observed import Observed
 from exporter.config import AnalysisConfig, Config
 from exporter.pipeline import Pipeline, TargetReading
 from exporter.publish.terminal import Paint, headline, report
-from exporter.report import status_object
+from exporter.report import choose_engine, status_object
 from exporter.serve import shown_url
 from exporter.vllm.client import MetricsClient
+from exporter.vllm.exposition import EngineKey
 from exporter.vllm.probes import Prober
 from exporter.watch import Pace, PollOutcome, Watcher
 
-__all__ = ["as_json", "as_text", "exit_status", "run", "shrunk"]
+if TYPE_CHECKING:
+    from exporter.simulation.present import Present
+    from exporter.simulation.whatif import Forecast
+
+__all__ = ["Seen", "as_json", "as_text", "exit_status", "run", "shrunk", "what_if"]
 
 UNKNOWN: Final = 3
 _STATUS: Final = {Severity.NONE: 0, Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
@@ -29,6 +35,23 @@ _ACCESS_LOG: Final = (
     "Each poll left a line in vLLM's access log, unless it runs with"
     " --disable-access-log-for-endpoints /metrics"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen in the time that there was.
+
+    Attributes:
+        reading: the last one, None when no poll ended.
+        loads: what was asked of the engines.
+    """
+
+    reading: TargetReading | None = None
+    loads: Mapping[EngineKey, Observed] = field(default_factory=dict)
+
+
+# An engine's name, the engine and its forecast; or why there is none.
+WhatIf = tuple[str, "Present", "Forecast"] | str
 
 
 def shrunk(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
@@ -44,8 +67,8 @@ def shrunk(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
     )
 
 
-async def run(config: Config, seconds: float, progress: Callable[[str], None]) -> TargetReading | None:
-    """Poll for some seconds; returns the last reading, None when no poll ended.
+async def run(config: Config, seconds: float, progress: Callable[[str], None]) -> Seen:
+    """Poll for some seconds; returns what was seen.
 
     Args:
         config: whose target, pace and thresholds count.
@@ -77,7 +100,27 @@ async def run(config: Config, seconds: float, progress: Callable[[str], None]) -
             await task
     await client.close()
     await prober.close()
-    return last[0] if last else None
+    return Seen(last[0], pipeline.loads()) if last else Seen()
+
+
+def what_if(config: Config, seen: Seen, err: TextIO) -> WhatIf:
+    """Simulate what each fix would do to the engine that preempts most; progress goes to a terminal."""
+    from exporter.forecast import foretell  # noqa: PLC0415 (only when it is asked for)
+    from exporter.simulation.present import PresentError, present_of  # noqa: PLC0415
+    from exporter.whatif import progress_bar  # noqa: PLC0415
+
+    try:
+        name, engine = choose_engine(_status(config, seen), None)
+        present = present_of(engine)
+    except (LookupError, PresentError) as problem:
+        return str(problem.args[0])
+    with progress_bar(err) as progress:
+        return name, present, foretell(present, config.whatif, progress=progress)
+
+
+def _status(config: Config, seen: Seen) -> Mapping[str, Any]:
+    now = seen.reading.t if seen.reading is not None else 0.0
+    return status_object(shown_url(config.targets[0].url), seen.reading, now, seen.loads)
 
 
 def exit_status(reading: TargetReading | None) -> int:
@@ -97,17 +140,21 @@ def exit_status(reading: TargetReading | None) -> int:
     return _STATUS[worst]
 
 
-def as_json(config: Config, reading: TargetReading | None, seconds: float) -> str:
+def as_json(config: Config, seen: Seen, seconds: float, forecast: WhatIf | None = None) -> str:
     """The report as one JSON object."""
-    now = reading.t if reading is not None else 0.0
-    shown = status_object(shown_url(config.targets[0].url), reading, now)
-    return json.dumps(
-        {"seconds": seconds, "exit_status": exit_status(reading), **shown}, indent=2, allow_nan=False
-    )
+    told = {"seconds": seconds, "exit_status": exit_status(seen.reading), **_status(config, seen)}
+    if isinstance(forecast, str):
+        told["what_if"] = {"error": forecast}
+    elif forecast is not None:
+        from exporter.forecast import as_object  # noqa: PLC0415 (as above)
+
+        told["what_if"] = as_object(*forecast)
+    return json.dumps(told, indent=2, allow_nan=False)
 
 
-def as_text(config: Config, reading: TargetReading | None, seconds: float, paint: Paint) -> str:
+def as_text(config: Config, seen: Seen, seconds: float, paint: Paint, forecast: WhatIf | None = None) -> str:
     """The report for people."""
+    reading = seen.reading
     lines = [f"{shown_url(config.targets[0].url)}, watched for {seconds:g} s"]
     if seconds < config.analysis.window:
         sure, here = config.analysis.stall_after, shrunk(config.analysis, seconds).stall_after
@@ -119,4 +166,15 @@ def as_text(config: Config, reading: TargetReading | None, seconds: float, paint
         lines.append("No poll ended in that time.")
     else:
         lines += report(reading, paint)
+    if forecast is not None:
+        lines += ["", "What each fix would do, simulated", *_foretold(forecast)]
     return "\n".join([*lines, "", _ACCESS_LOG])
+
+
+def _foretold(forecast: WhatIf) -> list[str]:
+    if isinstance(forecast, str):
+        return [f"  {forecast}"]
+    from exporter.forecast import as_text as told  # noqa: PLC0415 (as above)
+
+    name, present, result = forecast
+    return told(name, present, result).rstrip().splitlines()

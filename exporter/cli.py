@@ -1,17 +1,19 @@
 """The command ``vllm-preemption-exporter``: what each command takes, and how its outcome reads."""
 
 import argparse
+import functools
 import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from exporter import __version__, logs, loop
 from exporter.config import Config, ConfigError, add_flags, describe, flags_given, load
 from exporter.options import Refused, duration
+from exporter.rules.options import add_arguments as add_rule_arguments
 
 __all__ = ["main"]
 
@@ -32,7 +34,8 @@ and serves on port 21900.
   {_PROGRAM} --target.url http://vllm:8000/metrics
   {_PROGRAM} check http://vllm:8000/metrics
   {_PROGRAM} record http://vllm:8000/metrics -o vllm.jsonl.gz
-  {_PROGRAM} replay vllm.jsonl.gz"""
+  {_PROGRAM} replay vllm.jsonl.gz
+  {_PROGRAM} whatif vllm.jsonl.gz"""
 _MORE: Final = f"`{_PROGRAM} COMMAND --help` tells the options of a command."
 _ACCESS_LOG: Final = """\
 vLLM writes a line to its access log for every poll unless it runs with \
@@ -70,17 +73,21 @@ def _run(given: list[str]) -> int:
     # Monitoring reads the status of `check`, where 2 is critical: bad usage proves nothing of the server.
     usage = UNKNOWN if given[0] == "check" else USAGE
     try:
-        options = _parser().parse_args(given)
+        options = _parser(given[0]).parse_args(given)
     except SystemExit as end:  # argparse has said what there was to say
         return usage if end.code else OK
     try:
         config = load(_flags(options), os.environ, _read_text)
     except ConfigError as problem:
-        _complain("the configuration is not good:\n" + "\n".join(f"  {line}" for line in problem.problems))
+        _complain_of(problem)
         return usage
     logs.set_up(config.log.level, config.log.format)
     run: Run = options.run
-    return run(options, config)
+    try:
+        return run(options, config)
+    except ConfigError as problem:  # of a file that the configuration names
+        _complain_of(problem)
+        return usage
 
 
 def _settle_output() -> None:
@@ -104,7 +111,8 @@ class _Help(argparse.HelpFormatter):
         return "\n".join(wrapped)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """The parser; what needs a room of its own to be described is left out unless it is chosen."""
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         usage="%(prog)s [COMMAND] [OPTION ...]",
@@ -127,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=_Help,
         )
         added.set_defaults(run=run)
+        if name == chosen and name in _ARGUMENTS:
+            _ARGUMENTS[name](added)
         return added
 
     serve = command("serve", "", _serve, "watch a server and serve what is found (the default)", _ACCESS_LOG)
@@ -151,6 +161,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how long to watch (default: 15s); what takes a minute to be sure of is said sooner in less",
     )
     check.add_argument("--json", action="store_true", help="print one JSON object instead of a report")
+    check.add_argument(
+        "--what-if", action="store_true", help="simulate what each fix would do (see the command whatif)"
+    )
 
     record = command("record", "[URL] -o FILE ", _record, "keep what a server answers in a file", _ACCESS_LOG)
     _add_url(record)
@@ -179,13 +192,91 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     demo = command(
-        "demo", "", _demo, "see it work: a recorded vLLM with too small a KV cache, and the exporter on it"
+        "demo",
+        "[--scenario NAME] ",
+        _demo,
+        "see it work: a day of a simulated vLLM in two minutes, and the exporter on it",
     )
     _add_for(demo)
 
-    for added in (serve, check, record, replay, demo):
+    whatif = command(
+        "whatif",
+        "[SOURCE] [--json] ",
+        _whatif,
+        "simulate what each fix would do to a load",
+    )
+
+    dashboards = command(
+        "dashboards",
+        "[list|print NAME|push --grafana URL] ",
+        _dashboards,
+        "list, print or push the Grafana dashboards",
+        "push sends the token of the environment variable GRAFANA_TOKEN, where it is set",
+    )
+    _add_dashboards(dashboards)
+
+    rules = command("rules", "[--native] ", _rules, "print the Prometheus rules, adapted to an installation")
+    add_rule_arguments(rules)
+
+    for added in (serve, check, record, replay, demo, whatif):
         add_flags(added)
+    command(
+        "simulate",
+        "run|compare|serve ",
+        _simulate,
+        "simulate vLLM's scheduler: one workload, runs of real servers, or whole servers",
+    )
     return parser
+
+
+def _add_dashboards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("list", "print", "push"), default="list")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="fleet, engine or exporter; all unless given"
+    )
+    parser.add_argument("--grafana", metavar="URL", help="where to push to, such as http://grafana:3000")
+    parser.add_argument(
+        "--folder", default="", metavar="TITLE", help="folder to push to, made where there is none"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace dashboards that are there already")
+    parser.add_argument("--runbook-base", default="", metavar="URL", help="where the runbooks are")
+    parser.add_argument(
+        "--server-label",
+        default="pod",
+        metavar="LABEL",
+        help="label that tells servers apart, of the exporter's scrape and of vLLM's own (default: pod)",
+    )
+
+
+def _add_scenario(parser: argparse.ArgumentParser) -> None:
+    from exporter.simulation.scenarios import RECORDED, SCENARIOS  # noqa: PLC0415 (read when it is asked)
+
+    parser.add_argument(
+        "--scenario",
+        choices=(*SCENARIOS, RECORDED),
+        default="day",
+        metavar="NAME",
+        help=f"{', '.join(SCENARIOS)}, or {RECORDED}: a real vLLM with too small a KV cache (default: day)",
+    )
+
+
+def _add_whatif(parser: argparse.ArgumentParser) -> None:
+    from exporter import whatif  # noqa: PLC0415 (as above)
+
+    whatif.add_arguments(parser)
+
+
+def _add_simulate(parser: argparse.ArgumentParser) -> None:
+    from exporter import simulate  # noqa: PLC0415 (as above)
+
+    simulate.add_arguments(parser)
+
+
+_ARGUMENTS: Final[Mapping[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "demo": _add_scenario,
+    "whatif": _add_whatif,
+    "simulate": _add_simulate,
+}
 
 
 def _add_url(parser: argparse.ArgumentParser) -> None:
@@ -205,6 +296,10 @@ def _add_for(parser: argparse.ArgumentParser) -> None:
 
 def _serve(options: argparse.Namespace, config: Config) -> int:
     if options.check:
+        if config.web.config.file:
+            from exporter.publish import webconfig  # noqa: PLC0415 (most have none)
+
+            webconfig.Guard(config.web.config.file)
         print(describe(config), end="")
         return OK
     from exporter import serve  # noqa: PLC0415 (the other commands need no server)
@@ -219,14 +314,38 @@ def _check(options: argparse.Namespace, config: Config) -> int:
 
     logging.getLogger().setLevel(logging.ERROR)  # the report says it all
     progress = _Progress()
-    reading = loop.run(check.run(config, options.seconds, progress))
+    seen = loop.run(check.run(config, options.seconds, progress))
     progress.end()
+    forecast = check.what_if(config, seen, sys.stderr) if options.what_if else None
     if options.json:
-        print(check.as_json(config, reading, options.seconds))
+        print(check.as_json(config, seen, options.seconds, forecast))
     else:
         paint = coloured if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else plain
-        print(check.as_text(config, reading, options.seconds, paint))
-    return check.exit_status(reading)
+        print(check.as_text(config, seen, options.seconds, paint, forecast))
+    return check.exit_status(seen.reading)
+
+
+def _whatif(options: argparse.Namespace, config: Config) -> int:
+    from exporter import whatif  # noqa: PLC0415 (as above)
+    from exporter.recording import RecordingError  # noqa: PLC0415
+    from exporter.simulation.present import PresentError  # noqa: PLC0415
+    from exporter.simulation.workload import WorkloadError  # noqa: PLC0415
+
+    try:
+        whatif.run(options, config, out=sys.stdout, err=sys.stderr)
+    except (PresentError, RecordingError, WorkloadError) as problem:
+        _complain(str(problem))
+        return FAILED
+    except ValueError as problem:
+        _complain(str(problem))
+        return USAGE
+    return OK
+
+
+def _simulate(options: argparse.Namespace, _config: Config) -> int:
+    from exporter import simulate  # noqa: PLC0415 (as above)
+
+    return simulate.run(options)
 
 
 def _record(options: argparse.Namespace, config: Config) -> int:
@@ -274,11 +393,35 @@ def _replay(options: argparse.Namespace, config: Config) -> int:
     return OK
 
 
+def _dashboards(options: argparse.Namespace, _config: Config) -> int:
+    from exporter import dashboards  # noqa: PLC0415 (as above)
+
+    try:
+        for line in dashboards.run(options, os.environ):
+            print(line)
+    except dashboards.DashboardError as problem:
+        _complain(str(problem))
+        return FAILED
+    return OK
+
+
+def _rules(options: argparse.Namespace, _config: Config) -> int:
+    from exporter.rules.command import OptionsError, printed  # noqa: PLC0415 (as above)
+
+    try:
+        print(printed(options), end="")
+    except OptionsError as problem:
+        _complain(str(problem))
+        return USAGE
+    return OK
+
+
 def _demo(options: argparse.Namespace, config: Config) -> int:
     from exporter import demo  # noqa: PLC0415 (as above)
 
     logging.getLogger().setLevel(logging.WARNING)  # the demo's own lines are for the terminal
-    loop.run(demo.run(config, lambda line: print(line, flush=True), seconds=options.seconds))
+    say = functools.partial(print, flush=True)
+    loop.run(demo.run(config, say, scenario=options.scenario, seconds=options.seconds))
     return OK
 
 
@@ -324,6 +467,10 @@ def _told(problem: OSError, *, name: bool = True) -> str:
     text = problem.strerror or str(problem)
     text = text[:1].lower() + text[1:]
     return f"{problem.filename}: {text}" if name and problem.filename else text
+
+
+def _complain_of(problem: ConfigError) -> None:
+    _complain("the configuration is not good:\n" + "\n".join(f"  {line}" for line in problem.problems))
 
 
 def _complain(text: str) -> None:

@@ -8,11 +8,12 @@ To add an option add a line to one of the dataclasses; flag, environment variabl
 
 import argparse
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import yaml
 
@@ -49,11 +50,16 @@ from exporter.vllm import arguments
 __all__ = [
     "FACTS",
     "OPTIONS",
+    "AccessConfig",
+    "AlertmanagerConfig",
     "AnalysisConfig",
+    "BasicAuthConfig",
     "Config",
     "ConfigError",
+    "DnsTargetsConfig",
     "EngineConfig",
     "Fact",
+    "FileTargetsConfig",
     "LogConfig",
     "Option",
     "PollConfig",
@@ -61,11 +67,14 @@ __all__ = [
     "TargetConfig",
     "TlsConfig",
     "WebConfig",
+    "WebFileConfig",
+    "WhatIfConfig",
     "add_flags",
     "describe",
     "flags_given",
     "load",
     "parse_facts",
+    "read_url",
     "reference",
 ]
 
@@ -181,7 +190,29 @@ def _header(text: str) -> Secret:
 
 
 def _url(text: str) -> str:
-    """Check the url of a server's metrics; nothing of it is repeated until it can hold no credentials."""
+    """Check the url of a server's metrics."""
+    parts = _web_address(text, "http://127.0.0.1:8000/metrics")
+    return parts._replace(path="/metrics").geturl() if parts.path in {"", "/"} else text
+
+
+def read_url(text: str) -> str | None:
+    """The url of a server's metrics as an option takes it, None where it makes no sense."""
+    try:
+        return _url(text)
+    except Refused:
+        return None
+
+
+def _base_url(text: str) -> str:
+    """Check a url that a path is put behind."""
+    parts = _web_address(text, "http://alertmanager:9093")
+    if parts.query:
+        raise Refused(": expected a url without a query")
+    return text.rstrip("/")
+
+
+def _web_address(text: str, example: str) -> SplitResult:
+    """Take a url apart; nothing of it is repeated until it can hold no credentials."""
     if "@" in text:
         raise Refused(": expected a url without credentials (put them into headers or bearer_token_file)")
     if text.startswith(("http+unix:", "unix:")):
@@ -197,8 +228,98 @@ def _url(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise Refused(f": expected a url such as http://127.0.0.1:8000/metrics, got {shown!r}")
-    return parts._replace(path="/metrics").geturl() if parts.path in {"", "/"} else text
+        raise Refused(f": expected a url such as {example}, got {shown!r}")
+    return parts
+
+
+def _read_urls(raw: object) -> tuple[str, ...]:
+    """Read base urls: a list in the file, a text with commas as flag or variable."""
+    given = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else raw
+    if not isinstance(given, list):
+        raise Refused(f": expected {_URLS.wanted}, got {shape(raw)}")
+    problems: list[str] = []
+    read = [attempt(_BASE_URL, one, f"[{index}]", problems) for index, one in enumerate(given)]
+    urls = [url for url in read if url is not None]
+    if not problems and len(set(urls)) < len(urls):
+        problems.append(": expected every url once")
+    if problems:
+        raise Refused(*problems)
+    return tuple(urls)
+
+
+def _read_labels(raw: object) -> Mapping[str, str]:
+    """Read labels: a mapping in the file, ``cluster=eu,pod=vllm-0`` as flag or variable."""
+    if isinstance(raw, str):
+        pairs = [part.partition("=") for part in raw.split(",") if part.strip()]
+        if not all(equals for _, equals, _ in pairs):
+            raise Refused(f": expected {_LABELS.wanted}, got {raw[:80]!r}")
+        raw = {name.strip(): value.strip() for name, _, value in pairs}
+    if not isinstance(raw, Mapping):
+        raise Refused(f": expected {_LABELS.wanted}, got {shape(raw)}")
+    problems: list[str] = []
+    for name, value in raw.items():
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name in _OWN_LABELS:
+            problems.append(f".{name}: expected the name of a label that is none of {', '.join(_OWN_LABELS)}")
+        elif not isinstance(value, str) or not value.isprintable():
+            problems.append(f".{name}: expected a printable text")
+    if problems:
+        raise Refused(*problems)
+    return raw
+
+
+def _read_target_labels(raw: object) -> Mapping[str, str]:
+    if not isinstance(raw, Mapping):
+        raise Refused(f": expected {_TARGET_LABELS.wanted}, got {shape(raw)}")
+    problems = []
+    for name, value in raw.items():
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
+            problems.append(f".{name}: expected the name of a label, which does not begin with __")
+        elif not isinstance(value, str) or not value.isprintable():
+            problems.append(f".{name}: expected a printable text")
+    if problems:
+        raise Refused(*problems)
+    return raw
+
+
+def _read_globs(raw: object) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not raw:
+        raise Refused(f": expected {_GLOBS.wanted}, got {shape(raw) if raw != [] else 'an empty list'}")
+    problems: list[str] = []
+    read = [attempt(TEXT, one, f"[{index}]", problems) for index, one in enumerate(raw)]
+    for index, pattern in enumerate(read):
+        if pattern is not None and not pattern.endswith((".json", ".yml", ".yaml")):
+            problems.append(f"[{index}]: expected a name that ends in .json, .yml or .yaml")
+    if problems:
+        raise Refused(*problems)
+    return tuple(pattern for pattern in read if pattern is not None)
+
+
+def _host_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})", text):
+        raise ValueError
+    return text
+
+
+def _path(text: str) -> str:
+    if not re.fullmatch(r"/[!-~]*", text) or "#" in text:
+        raise ValueError
+    return text
+
+
+def _address_family(text: str) -> str:
+    if text.lower() not in {"a", "aaaa"}:
+        raise ValueError
+    return text.lower()
+
+
+# What the exporter itself says of an alert.
+_OWN_LABELS = ("alertname", "severity", "source", "model_name", "engine")
+
+
+def _prefix(text: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*/?", text):
+        raise ValueError
+    return text.rstrip("/")
 
 
 def _address(text: str) -> str:
@@ -236,6 +357,16 @@ _ARGUMENTS = Kind(
     "arguments", "vLLM's arguments as one line, or as a list of texts", _read_arguments, arguments.join
 )
 _URL = scalar("url", "a url", _url)
+_BASE_URL = scalar("url", "a url", _base_url)
+_URLS = Kind("urls", "a list of urls, or a text with commas between them", _read_urls, list)
+_LABELS = Kind("labels", "a mapping of labels, or a text such as cluster=eu,pod=vllm-0", _read_labels, dict)
+_PREFIX = scalar("path", "a path such as /alertmanager", _prefix)
+_TENANT = scalar("tenant", "a printable ASCII text that is not empty", lambda text: _header(text).reveal())
+_TARGET_LABELS = Kind("labels", "a mapping of labels to texts", _read_target_labels, dict)
+_GLOBS = Kind("files", "a list of file names, which may hold *", _read_globs, list)
+_HOST_NAME = scalar("name", "a name that DNS knows, such as vllm.prod.svc.cluster.local", _host_name)
+_PATH = scalar("path", "a path such as /metrics", _path)
+_FAMILY = scalar("a|aaaa", "a (IPv4) or aaaa (IPv6)", _address_family)
 _ADDRESS = scalar("address", "host:port such as [::]:21900, 127.0.0.1:21900 or :21900", _address)
 
 
@@ -266,16 +397,92 @@ class TargetConfig(Section):
     bearer_token_file: str | None = option(None, TEXT, "file with the token; read again when it changes")
     tls: TlsConfig = section(TlsConfig)
     unix_socket: str | None = option(None, TEXT, "unix socket to connect to instead of the url's host")
+    labels: Mapping[str, str] = option(
+        {}, _TARGET_LABELS, "labels of all its series, such as namespace and pod; with them comes `target`"
+    )
 
     def conflicts(self) -> Iterable[str]:
         """Say which good values do not go together."""
-        token = "bearer_token" if self.bearer_token else "bearer_token_file" if self.bearer_token_file else ""
-        if self.bearer_token and self.bearer_token_file:
-            yield "bearer_token: expected either bearer_token or bearer_token_file, got both"
-        if token and "authorization" in {name.lower() for name in self.headers}:
-            yield f"{token}: expected one authorization, got an Authorization header too"
+        yield from _ways_to_ask(self)
         if self.tls != TlsConfig() and not self.url.startswith("https://"):
             yield "tls: has no effect on a url that does not begin with https://"
+
+
+def _ways_to_ask(target: "TargetConfig | AccessConfig") -> Iterable[str]:
+    token = "bearer_token" if target.bearer_token else "bearer_token_file" if target.bearer_token_file else ""
+    if target.bearer_token and target.bearer_token_file:
+        yield "bearer_token: expected either bearer_token or bearer_token_file, got both"
+    if token and "authorization" in {name.lower() for name in target.headers}:
+        yield f"{token}: expected one authorization, got an Authorization header too"
+
+
+def _same(name: str) -> Any:
+    """Declare a field as `TargetConfig` has it."""
+    of_target = next(one for one in fields(TargetConfig) if one.name == name)
+    default: dict[str, Any] = {"default": of_target.default, "default_factory": of_target.default_factory}
+    return field(**default, metadata=of_target.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessConfig(Section):
+    """How discovered targets are asked, and what is known about them: the same for all of one entry."""
+
+    facts: Mapping[str, Fact] = _same("facts")
+    headers: Mapping[str, Secret] = _same("headers")
+    bearer_token: Secret | None = _same("bearer_token")
+    bearer_token_file: str | None = _same("bearer_token_file")
+    tls: TlsConfig = _same("tls")
+
+    def target(self, url: str) -> TargetConfig:
+        """The configuration of one discovered target."""
+        tls = self.tls if url.startswith("https://") else TlsConfig()
+        return TargetConfig(
+            url=url,
+            facts=self.facts,
+            headers=self.headers,
+            bearer_token=self.bearer_token,
+            bearer_token_file=self.bearer_token_file,
+            tls=tls,
+        )
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        return _ways_to_ask(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DnsTargetsConfig(AccessConfig):
+    """Targets that a name in DNS stands for, one for each address: a headless service, for instance."""
+
+    name: str = option("", _HOST_NAME, "name to look up; every address it has is a target")
+    port: int = option(8000, whole(1, 65535), "port of every target")
+    path: str = option("/metrics", _PATH, "path of the metrics")
+    scheme: str = option("http", choice("http", "https"), "how to ask; a certificate must bear the name")
+    refresh: float = option(30.0, duration(1, _HOUR), "time between look-ups")
+    type: str = option("a", _FAMILY, "which addresses are looked up")
+    labels: Mapping[str, str] = _same("labels")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        yield from _ways_to_ask(self)
+        if not self.name:
+            yield "name: expected a name to look up, got nothing"
+        if self.tls != TlsConfig() and self.scheme != "https":
+            yield "tls: has no effect without scheme https"
+
+
+@dataclass(frozen=True, slots=True)
+class FileTargetsConfig(AccessConfig):
+    """Targets that stand in files of Prometheus' ``file_sd`` form, which others write."""
+
+    files: tuple[str, ...] = option((), _GLOBS, "files in JSON or YAML; relative to this file's folder")
+    refresh: float = option(5.0, duration(1, _HOUR), "how often the files are looked at for changes")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        yield from _ways_to_ask(self)
+        if not self.files:
+            yield "files: expected a list of file names, got nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,10 +495,19 @@ class EngineConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class WebFileConfig(Section):
+    """Who may see the exporter's own pages, and over which connections."""
+
+    file: str | None = option(None, TEXT, "TLS and basic authentication, in exporter-toolkit's format")
+
+
+@dataclass(frozen=True, slots=True)
 class WebConfig(Section):
     """The exporter's own pages."""
 
     listen_address: str = option("[::]:21900", _ADDRESS, "where to serve; [::] is IPv4 too, port 0 any free")
+    enable_lifecycle: bool = option(False, BOOLEAN, "answer POST /-/reload; SIGHUP always reloads")
+    config: WebFileConfig = section(WebFileConfig)
 
     @property
     def host(self) -> str:
@@ -311,6 +527,10 @@ class PollConfig(Section):
     interval: float = option(1.0, duration(0.1, 60), "time between polls; a storm builds up in seconds")
     timeout: float = option(3.0, duration(0.1, 60), "one poll's limit; a busy vLLM took 2s at the worst")
     max_body_bytes: int = option(8 << 20, size(1 << 10, 1 << 30), "largest body read; vLLM's are some 64KiB")
+    concurrency: int = option(256, whole(1, 10_000), "polls under way at once, of all targets")
+    max_targets: int = option(
+        1000, whole(1, 100_000), "more targets than this are not watched, and it is said"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,18 +592,119 @@ class AnalysisConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class BasicAuthConfig(Section):
+    """A name and a password."""
+
+    username: str | None = option(None, TEXT, "name for HTTP basic authentication")
+    password: Secret | None = option(None, SECRET, "its password")
+    password_file: str | None = option(None, TEXT, "file with the password; read again at every push")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        given = [name for name in ("password", "password_file") if getattr(self, name)]
+        if len(given) > 1:
+            yield "password: expected either password or password_file, got both"
+        if self.username and ":" in self.username:
+            yield "username: expected a name without a colon, which separates it from the password"
+        if bool(self.username) != bool(given):
+            yield "username: expected a username with password or password_file, got only one of the two"
+
+
+@dataclass(frozen=True, slots=True)
+class AlertmanagerConfig(Section):
+    """Alerts straight to Alertmanager, without Prometheus' rules. Off until it has urls."""
+
+    urls: tuple[str, ...] = option(
+        (), _URLS, "Alertmanagers to push to: of an HA set every one, not a service"
+    )
+    path_prefix: str = option("", _PREFIX, "path before /api/v2/alerts, such as Mimir's /alertmanager")
+    tenant: str | None = option(None, _TENANT, "sent as X-Scope-OrgID, which Mimir wants")
+    headers: Mapping[str, Secret] = option({}, _HEADERS, "headers sent with every push; values are secret")
+    basic_auth: BasicAuthConfig = section(BasicAuthConfig)
+    bearer_token: Secret | None = option(None, SECRET, "token sent as `Authorization: Bearer`")
+    bearer_token_file: str | None = option(None, TEXT, "file with the token; read again at every push")
+    tls: TlsConfig = section(TlsConfig)
+    timeout: float = option(5.0, duration(0.1, 60), "one push's limit; no poll ever waits for it")
+    hold: float = option(
+        30.0, duration(0, _HOUR), "how long it must be so before an alert: a blink pages nobody"
+    )
+    resend_interval: float = option(
+        60.0,
+        duration(1, _HOUR),
+        "how often a lasting alert is told again; untold it ends after four of these",
+    )
+    page_by: str = option(
+        "model", choice("model", "engine"), "whose alert is critical; the same as the rules have"
+    )
+    external_labels: Mapping[str, str] = option(
+        {}, _LABELS, "labels of every alert, ${NAME} taken from the environment; cluster, namespace and pod"
+    )
+    runbook_base: str | None = option(
+        None, _BASE_URL, "where the runbooks stand instead of the project's pages"
+    )
+    dashboard_base: str | None = option(None, _BASE_URL, "Grafana's address; alerts then link to a dashboard")
+
+    def conflicts(self) -> Iterable[str]:
+        """Say which good values do not go together."""
+        headers = {name.lower() for name in self.headers}
+        ways = [name for name in ("bearer_token", "bearer_token_file") if getattr(self, name)]
+        ways += ["basic_auth"] if self.basic_auth.username else []
+        ways += ["headers.Authorization"] if "authorization" in headers else []
+        if len(ways) > 1:
+            yield f"{ways[0]}: expected one authorization, got {' and '.join(ways[1:])} too"
+        if self.tenant and "x-scope-orgid" in headers:
+            yield "tenant: expected one tenant, got an X-Scope-OrgID header too"
+        if self.urls and self.tls != TlsConfig() and not any(map(_is_https, self.urls)):
+            yield "tls: has no effect without a url that begins with https://"
+
+
+def _is_https(url: str) -> bool:
+    return url.startswith("https://")
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfConfig(Section):
+    """Forecasts: how much is simulated, and where the words of their verdicts begin."""
+
+    seeds: int = option(3, whole(1, 100), "runs of each change; their spread is shown")
+    time_limit: float = option(60.0, duration(1, _HOUR), "a forecast that `serve` was asked for ends here")
+    noise: float = option(0.03, number(0, 1), "more or less throughput or latency by this share is as now")
+    slower: float = option(0.1, number(0, 10), "this share more latency at no more throughput is worse")
+    preempted: float = option(0.1, number(0, 10), "per request, no harm below: healthy runs had 0.07")
+    queued: float = option(1.0, number(0, 1000), "requests waiting on average; fewer are no queue")
+    match: float = option(0.25, number(0, 1), "so far off in preemptions a forecast is still trusted")
+    match_per_request: float = option(0.05, number(0, 1), "or so far per request: few are known badly")
+
+
+@dataclass(frozen=True, slots=True)
 class Config(Section):
     """The whole configuration. `Config()` holds the defaults."""
 
     targets: tuple[TargetConfig, ...] = field(default=(TargetConfig(),))
+    targets_dns: tuple[DnsTargetsConfig, ...] = field(default=())
+    targets_file_sd: tuple[FileTargetsConfig, ...] = field(default=())
     engine: EngineConfig = section(EngineConfig)
     web: WebConfig = section(WebConfig)
     poll: PollConfig = section(PollConfig)
     log: LogConfig = section(LogConfig)
     analysis: AnalysisConfig = section(AnalysisConfig)
+    whatif: WhatIfConfig = section(WhatIfConfig)
+    alertmanager: AlertmanagerConfig = section(AlertmanagerConfig)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is about one server, whose series need no label to tell them from another's."""
+        alone = len(self.targets) == 1 and not self.targets[0].labels
+        return alone and not (self.targets_dns or self.targets_file_sd)
 
 
 OPTIONS: tuple[Option, ...] = (*options_of(TargetConfig, "target."), *options_of(Config, ""))
+
+# What discovery takes; only a file can hold it.
+_FOUND: tuple[Option, ...] = (
+    *options_of(DnsTargetsConfig, "targets_dns[0]."),
+    *options_of(FileTargetsConfig, "targets_file_sd[0]."),
+)
 
 # What the sections are, for the help.
 _SECTIONS: Mapping[str, str | None] = {
@@ -393,6 +714,8 @@ _SECTIONS: Mapping[str, str | None] = {
     "poll": PollConfig.__doc__,
     "log": LogConfig.__doc__,
     "analysis": AnalysisConfig.__doc__,
+    "whatif": WhatIfConfig.__doc__,
+    "alertmanager": AlertmanagerConfig.__doc__,
 }
 
 _FILE = Option("config.file", TEXT, None, "YAML file with options; flags and environment go before it")
@@ -404,7 +727,10 @@ _SERVICE_LINK = re.compile(
 
 
 def load(
-    flags: Mapping[str, str | None], environ: Mapping[str, str], read_file: Callable[[str], str]
+    flags: Mapping[str, str | None],
+    environ: Mapping[str, str],
+    read_file: Callable[[str], str],
+    only: str | None = None,
 ) -> Config:
     """Load the configuration: flags go before environment, environment before file, file before defaults.
 
@@ -412,6 +738,8 @@ def load(
         flags: values by key (``web.listen_address``, and ``config.file``); None is a flag that was not given.
         environ: the environment; a variable that is set to nothing counts as not set.
         read_file: returns the text of a file; may raise OSError or ValueError.
+        only: the url of the one server that is meant, instead of all that the file names. Where the file
+            has it, what the file says of it counts.
 
     Returns:
         The configuration.
@@ -421,18 +749,66 @@ def load(
     """
     problems: list[str] = []
     over, spelled = _overlay(flags, environ, problems)
-    tree = _read_tree(over.pop(_FILE.key, None), read_file, problems)
+    path = over.pop(_FILE.key, None)
+    tree = _read_tree(path, read_file, problems)
     target_over = {
         key.removeprefix("target."): over.pop(key) for key in list(over) if key.startswith("target.")
     }
     if tree.get("targets") is not None and target_over:
         names = ", ".join(spelled[f"target.{key}"] for key in target_over)
         problems.append(f"targets: the target is also given by {names}; expected one place only")
-    targets = _read_targets(tree.pop("targets", None), target_over, problems)
+    dns = _read_list(DnsTargetsConfig, tree.pop("targets_dns", None), "targets_dns", problems)
+    files = _read_list(FileTargetsConfig, tree.pop("targets_file_sd", None), "targets_file_sd", problems)
+    targets = _read_targets(tree.pop("targets", None), target_over, problems, found=bool(dns or files))
+    if only is not None:
+        targets, dns, files = (_chosen(only, targets, target_over, problems),), (), ()
     config, _ = read_section(Config, tree, "", over, problems)
+    labels = _expand(config.alertmanager.external_labels, environ, problems)
     if problems:
         raise ConfigError(problems)
-    return replace(config, targets=targets)
+    return replace(
+        config,
+        targets=targets,
+        targets_dns=dns,
+        targets_file_sd=tuple(_beside(path, one) for one in files),
+        alertmanager=replace(config.alertmanager, external_labels=labels),
+    )
+
+
+def _beside(path: object, files: FileTargetsConfig) -> FileTargetsConfig:
+    """File names count from the folder of the configuration's own file, as in Prometheus."""
+    folder = os.path.dirname(path) if isinstance(path, str) else ""  # noqa: PTH120 (may hold a pattern)
+    return replace(files, files=tuple(os.path.join(folder, name) for name in files.files))  # noqa: PTH118
+
+
+def _chosen(
+    url: str, targets: tuple[TargetConfig, ...], over: Mapping[str, object], problems: list[str]
+) -> TargetConfig:
+    """The one server that is meant, with what the file says of it."""
+    read = attempt(_URL, url, _BY_KEY["target.url"].flag, problems)
+    for target in targets:
+        if target.url == read:
+            return replace(target, labels={})
+    return read_section(TargetConfig, None, "target.", {**over, "url": read}, problems)[0]
+
+
+def _expand(labels: Mapping[str, str], environ: Mapping[str, str], problems: list[str]) -> Mapping[str, str]:
+    """Put the environment's values where labels say ``${NAME}``; a label without a value is left out."""
+    missing = {
+        f"alertmanager.external_labels.{label}: expected {name} in the environment, got nothing"
+        for label, value in labels.items()
+        for name in _VARIABLE.findall(value)
+        if name not in environ
+    }
+    problems += sorted(missing)
+    expanded = {
+        label: _VARIABLE.sub(lambda found: environ.get(found[1], ""), value)
+        for label, value in labels.items()
+    }
+    return {label: value for label, value in expanded.items() if value}
+
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def _overlay(
@@ -500,22 +876,44 @@ def _read_tree(path: object, read_file: Callable[[str], str], problems: list[str
     return tree
 
 
-def _read_targets(given: object, over: Mapping[str, object], problems: list[str]) -> tuple[TargetConfig, ...]:
+def _read_targets(
+    given: object, over: Mapping[str, object], problems: list[str], *, found: bool
+) -> tuple[TargetConfig, ...]:
+    """Read the targets that are named; where others are `found` there need be none."""
     if given is None:
-        return (read_section(TargetConfig, None, "target.", over, problems)[0],)
-    if not isinstance(given, list):
-        problems.append(f"targets: expected a list such as [{{url: ...}}], got {shape(given)}")
+        alone = read_section(TargetConfig, None, "target.", over, problems)[0]
+        return () if found and not over else (alone,)
+    if given == [] and not found:
+        problems.append("targets: expected a target, got none (without the key the default is watched)")
+    targets = _read_list(TargetConfig, given, "targets", problems)
+    seen: dict[object, int] = {}
+    for index, target in enumerate(targets):
+        where = (target.url, target.unix_socket, tuple(sorted(target.labels.items())))
+        if where in seen:
+            problems.append(f"targets[{index}]: the same as targets[{seen[where]}]; expected each once")
+        seen.setdefault(where, index)
+    return targets
+
+
+_Listed = TypeVar("_Listed", bound=Section)
+_EXAMPLES = {"targets": "url", "targets_dns": "name", "targets_file_sd": "files"}
+
+
+def _read_list(kind: type[_Listed], given: object, key: str, problems: list[str]) -> tuple[_Listed, ...]:
+    """Read a list of sections."""
+    if given is None:
         return ()
-    if not given:
-        problems.append("targets: expected one target, got none (without the key the default is watched)")
-    if len(given) > 1:
-        problems.append(f"targets: expected one target, got {len(given)}; one process watches one target")
-    targets = []
+    if not isinstance(given, list):
+        problems.append(f"{key}: expected a list such as [{{{_EXAMPLES[key]}: ...}}], got {shape(given)}")
+        return ()
     for index, item in enumerate(given):
         if item is None:
-            problems.append(f"targets[{index}]: expected a mapping of options, got nothing")
-        targets.append(read_section(TargetConfig, item, f"targets[{index}].", {}, problems)[0])
-    return tuple(targets)
+            problems.append(f"{key}[{index}]: expected a mapping of options, got nothing")
+    return tuple(
+        read_section(kind, item, f"{key}[{index}].", {}, problems)[0]
+        for index, item in enumerate(given)
+        if item is not None
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -535,7 +933,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         # A flag that load() refuses is still taken: argparse would repeat the unknown one with its secret.
         usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
         metavar = row.kind.name if "|" in row.kind.name else row.kind.name.upper()
-        groups[section_name].add_argument(row.flag, dest=row.key, metavar=metavar, default=None, help=usage)
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if row.kind is BOOLEAN else {}
+        groups[section_name].add_argument(
+            row.flag, dest=row.key, metavar=metavar, default=None, help=usage, **switch
+        )
 
 
 def flags_given(arguments: argparse.Namespace) -> dict[str, str]:
@@ -548,7 +949,7 @@ def _in_file(key: str) -> str:
 
 
 def _default(row: Option) -> str:
-    if row.default is None or row.default == {}:
+    if row.default is None or row.default in ({}, (), ""):
         return "none"
     value = row.kind.show(row.default)
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -561,6 +962,7 @@ def reference() -> str:
         flag = f"`{row.flag}`" if row.has_flag else "-"
         env = f"`{row.env}`" if row.has_env else "-"
         lines.append(_row(f"`{_in_file(row.key)}`", flag, env, _default(row), row.help, row.kind.wanted))
+    lines += [_row(f"`{row.key}`", "-", "-", _default(row), row.help, row.kind.wanted) for row in _FOUND]
     for fact in FACTS.values():
         key = f"`targets[0].config.{fact.key}`"
         lines.append(_row(key, "-", "-", _default(fact), fact.help, fact.kind.wanted))
@@ -573,5 +975,10 @@ def _row(*cells: str) -> str:
 
 def describe(config: Config) -> str:
     """Return the configuration as the YAML file that would give it, with secrets masked."""
-    shown = {"targets": [plain(target) for target in config.targets], **plain(config)}
+    listed = {
+        "targets": [plain(target) for target in config.targets],
+        "targets_dns": [plain(one) for one in config.targets_dns],
+        "targets_file_sd": [plain(one) for one in config.targets_file_sd],
+    }
+    shown = {**{key: value for key, value in listed.items() if value}, **plain(config)}
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000)

@@ -11,7 +11,7 @@ from exporter.recording import Header, read
 from exporter.report import engine_names, poll_object
 from exporter.vllm import probes
 
-__all__ = ["as_json", "as_text", "readings"]
+__all__ = ["as_json", "as_text", "feeds", "readings"]
 
 _SHOWN: Final = (
     ("run", "requests_running", "{:.0f}"),
@@ -25,7 +25,13 @@ _SHOWN: Final = (
 
 
 def readings(path: Path, config: Config) -> Iterator[tuple[float, TargetReading]]:
-    """Each poll's time from the first poll, and what was known after it.
+    """Each poll's time from the first poll, and what was known after it; see `feeds`."""
+    for t, reading, _ in feeds(path, config):
+        yield t, reading
+
+
+def feeds(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pipeline]]:
+    """Each poll's time from the first poll, what was known after it, and the pipeline that knows more.
 
     The header's ``config`` counts as the operator's configuration, its ``probes`` as the server's answers.
 
@@ -46,7 +52,7 @@ def readings(path: Path, config: Config) -> Iterator[tuple[float, TargetReading]
         assert not isinstance(poll, Header)  # noqa: S101 (only the first item is one)
         origin = poll.t if origin is None else origin
         t = poll.t - origin
-        yield t, pipeline.feed(t, poll.body, poll.error)
+        yield t, pipeline.feed(t, poll.body, poll.error), pipeline
 
 
 def as_json(t: float, reading: TargetReading) -> str:

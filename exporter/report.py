@@ -6,9 +6,11 @@ from typing import Any
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import Advice
+from exporter.analysis.observed import Observed
 from exporter.pipeline import EngineReading, TargetReading
+from exporter.vllm.exposition import EngineKey
 
-__all__ = ["engine_names", "poll_object", "status_object"]
+__all__ = ["choose_engine", "engine_names", "poll_object", "status_object"]
 
 # Digits after the point: enough for a token's microseconds, and no noise of floating point.
 _DIGITS = 6
@@ -29,14 +31,21 @@ def poll_object(t: float, reading: TargetReading) -> dict[str, Any]:
     }
 
 
-def status_object(url: str, reading: TargetReading | None, now: float) -> dict[str, Any]:
+def status_object(
+    url: str,
+    reading: TargetReading | None,
+    now: float,
+    loads: Mapping[EngineKey, Observed] | None = None,
+) -> dict[str, Any]:
     """A target's state for the API: as `poll_object`, with evidence, texts and what every limit comes from.
 
     Args:
         url: of the target, without anything secret.
         reading: the last one, None before the first poll has ended.
         now: by the clock of the reading.
+        loads: what was asked of the engines lately, for those who want to simulate them.
     """
+    loads = loads or {}
     if reading is None:
         return {"url": url, "up": None, "error": None, "engines": {}, "models": {}}
     entry = catalogue.load().verdicts[reading.judgement.verdict]
@@ -47,9 +56,33 @@ def status_object(url: str, reading: TargetReading | None, now: float) -> dict[s
         "summary": entry.summary,
         "poll_age_seconds": round(now - reading.t, 3),
         "success_age_seconds": None if reading.good_at is None else round(now - reading.good_at, 3),
-        "engines": {name: _status(engine, now) for name, engine in engine_names(reading).items()},
+        "engines": {
+            name: _status(engine, now, loads.get(engine.key))
+            for name, engine in engine_names(reading).items()
+        },
         "models": _models(reading),
     }
+
+
+def choose_engine(target: Mapping[str, Any], name: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Choose an engine of a target's status object: by name, else the one that preempts most.
+
+    Raises:
+        LookupError: there is none, or none of that name.
+    """
+    engines: Mapping[str, Mapping[str, Any]] = target.get("engines") or {}
+
+    def weight(one: str) -> tuple[float, float]:
+        load = engines[one].get("load") or {}
+        held = float(load.get("requests_running_mean") or 0) + float(load.get("requests_waiting_mean") or 0)
+        return float(load.get("preemptions_per_minute") or 0), held
+
+    chosen = name or max(engines, key=weight, default=None)
+    if chosen is None:
+        raise LookupError("no engine is known: the server has not answered yet")
+    if chosen not in engines:
+        raise LookupError(f"wanted one of the engines {', '.join(engines)}, got {chosen}")
+    return chosen, engines[chosen]
 
 
 def engine_names(reading: TargetReading) -> Mapping[str, EngineReading]:
@@ -104,7 +137,7 @@ def _fix(advice: Advice) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _status(engine: EngineReading, now: float) -> dict[str, Any]:
+def _status(engine: EngineReading, now: float, load: Observed | None) -> dict[str, Any]:
     table = catalogue.load()
     entry = table.verdicts[engine.judgement.verdict]
     shown = _engine(engine)
@@ -130,6 +163,7 @@ def _status(engine: EngineReading, now: float) -> dict[str, Any]:
         "untrusted": dict(engine.untrusted),
         "duplicates": sorted(engine.duplicates),
         "kv_capacity_is_estimate": engine.signals.kv_capacity_is_estimate,
+        "load": None if load is None else load.as_object(),
     }
 
 

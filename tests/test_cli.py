@@ -28,7 +28,7 @@ from exporter.vllm.exposition import Reader
 from exporter.vllm.names import COUNTERS
 
 HIDDEN = "hunter2-is-not-shown"
-COMMANDS = ("serve", "record", "replay", "demo")
+COMMANDS = ("serve", "record", "replay", "demo", "whatif")
 RECORDINGS = sorted(recorded.RECORDINGS.glob("*.jsonl.gz"))
 BODY = bodies.body(bodies.engine(running=3, waiting=1, kv=0.4, preemptions=2, finished=5))
 
@@ -713,5 +713,5 @@ def test_the_demo_ends_at_once_on_ctrl_c(tmp_path):
 def test_a_demo_whose_reader_has_left_is_no_error():
     """`demo | head` ends in silence, with everything closed."""
     done = shell('"$@" | head -1', "demo", *ANYWHERE)
-    assert done.stdout.startswith("A recorded vLLM")
+    assert done.stdout.startswith("A simulated vLLM")
     assert done.stderr == ""

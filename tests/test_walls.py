@@ -19,9 +19,16 @@ FORBIDDEN = {
         "aiohttp", "requests", "urllib.request", "http", "socket", "ssl",
         "time", "datetime", "asyncio", "threading", "logging",
     ),
-    "simulation": ("exporter.publish", "exporter.watch", "aiohttp", "requests", "time", "asyncio"),
+    "simulation": (
+        "exporter.publish", "exporter.pipeline", "exporter.watch", "exporter.serve", "exporter.recording",
+        "exporter.vllm", "exporter.fake",
+        "aiohttp", "requests", "urllib.request", "http", "socket", "ssl",
+        "time", "datetime", "asyncio", "threading", "logging", "random", "os", "pathlib", "sys",
+    ),
     "publish": ("exporter.vllm", "exporter.recording", "exporter.serve", "exporter.cli"),
 }  # fmt: skip
+# It moves no data: it writes the documentation, with a table from every room.
+ALLOWED = {"publish/reference.py": ("exporter.vllm.names",)}
 MODULES = sorted(path for room in FORBIDDEN for path in (PACKAGE / room).glob("**/*.py"))
 
 
@@ -45,7 +52,8 @@ def test_data_flows_one_way(path):
         name
         for name in imports(path)
         for wall in FORBIDDEN[room]
-        if name == wall or name.startswith(f"{wall}.")
+        if (name == wall or name.startswith(f"{wall}."))
+        and not name.startswith(ALLOWED.get(str(path.relative_to(PACKAGE)), ("nothing",)))
     }
     assert not crossed
 
@@ -57,7 +65,16 @@ def test_a_reading_of_the_clock_stands_in_few_places():
         for path in PACKAGE.glob("**/*.py")
         if imports(path) & {"time", "datetime"}
     }
-    assert readers <= {"watch.py", "serve.py", "check.py", "demo.py", "logs.py"}
+    # The push prints times that it is given; the fake server is a world of its own.
+    assert readers <= {
+        "fake.py",
+        "watch.py",
+        "serve.py",
+        "check.py",
+        "demo.py",
+        "logs.py",
+        "publish/alertmanager.py",
+    }
 
 
 def test_only_one_shot_talks_use_requests():
