@@ -1,0 +1,47 @@
+"""Whether the engine sleeps, and whether its numbers are there and can be true. Pure."""
+
+from typing import Final
+
+from exporter.analysis.conditions.evidence import Evidence, some
+from exporter.analysis.situation import Situation
+
+# What a verdict needs to be judged at all.
+NEEDED: Final = ("requests_running", "requests_waiting", "kv_usage")
+
+
+def sleeping(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+    """The engine says that it sleeps, whatever else stands still meanwhile."""
+    values = s.history.snapshot.values if s.history.snapshot else {}
+    for reading in ("sleep_weights_offloaded", "sleep_discard_all"):
+        if values.get(reading) == 1:
+            return some((reading, 1.0))
+    return None
+
+
+def metrics_missing(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+    """A gauge that a verdict needs is not there.
+
+    With several API processes the gauges appear with the first request: before it nothing is missing.
+    """
+    snapshot = s.history.snapshot
+    if snapshot is None:
+        return None
+    there = [name for name in NEEDED if name in snapshot.values or name in snapshot.untrusted]
+    if len(there) == len(NEEDED):
+        return None
+    seen = any(name in s.history.seen for name in NEEDED)
+    worked = any(
+        snapshot.values.get(name) for name in ("prompt_tokens", "generation_tokens", "requests_finished")
+    )
+    if not seen and not worked:
+        return None
+    return some(*((name, 0.0, 1.0) for name in NEEDED if name not in there))
+
+
+def data_untrusted(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+    """A value that cannot be true, or two sources that answer by turns."""
+    if s.history.sources.by_turns(s.t):
+        return some(("sources_by_turns", 1.0))
+    untrusted = s.history.snapshot.untrusted if s.history.snapshot else {}
+    bad = [name for name in (*NEEDED, "requests_deferred") if name in untrusted]
+    return some(*((name, 0.0) for name in bad)) if bad else None
