@@ -15,7 +15,7 @@ check: setup
 	$(PY) -m ruff format --check -q .
 	$(PY) -m ruff check -q .
 	$(PY) -m mypy
-	$(PY) -m pytest -q -m "not programs"
+	$(PY) -m pytest -q -n auto --dist worksteal -m "not programs"
 
 test: check
 	@.ci/programs

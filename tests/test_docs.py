@@ -1,5 +1,6 @@
 """The documentation says what the program does."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,20 @@ def test_a_table_is_replaced_whole():
     assert new.endswith("after\n")
     assert "old" not in new
     assert "`dp_imbalance`" in new
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the repository."""
+    hidden = (".venv", "node_modules")
+    return [
+        path
+        for path in ROOT.glob("**/*.md")
+        if not any(part in hidden or part[0] == "." for part in path.relative_to(ROOT).parts)
+    ]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_repository_lead_somewhere(page):
+    """A visitor who follows a link finds a file."""
+    targets = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []

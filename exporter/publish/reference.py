@@ -12,6 +12,7 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.config import reference
 from exporter.publish.metrics import EXPORTER_METRICS, METRICS, MetricRow
+from exporter.vllm.names import CACHE_LABEL_SINCE, NAMES, Name
 
 __all__ = ["PAGES", "current", "main", "rewritten"]
 
@@ -25,6 +26,23 @@ def verdict_table() -> str:
     for verdict in catalogue.load().verdicts.values():
         fixes = ", ".join(f"`{name}`" for name in verdict.fixes) or "none needed"
         rows.append(f"| `{verdict.name}` | {verdict.severity.value} | {verdict.summary} | {fixes} |")
+    return "\n".join(rows) + "\n"
+
+
+def summary_table() -> str:
+    """Every verdict in a line, for the visitor."""
+    rows = ["| verdict | severity | meaning |", "|---|---|---|"]
+    rows += [
+        f"| `{verdict.name}` | {verdict.severity.value} | {verdict.summary} |"
+        for verdict in catalogue.load().verdicts.values()
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def series_table() -> str:
+    """Every exported metric in a line, for the visitor."""
+    rows = ["| metric | what it is |", "|---|---|"]
+    rows += [f"| `{row.series}` | {row.help.partition('. ')[0].rstrip('.')} |" for row in METRICS]
     return "\n".join(rows) + "\n"
 
 
@@ -66,16 +84,63 @@ def _metric_rows(rows: tuple[MetricRow, ...]) -> Iterator[str]:
         yield f"| `{row.series}` | {row.type} | {labels} | {row.help} |"
 
 
+def replica_table() -> str:
+    """Which verdicts more replicas may cure, and which not; those that say nothing of it are left out."""
+    rows = ["| verdict | more replicas | why |", "|---|---|---|"]
+    for verdict in catalogue.load().verdicts.values():
+        if "add_replicas" in verdict.fixes:
+            rows.append(f"| `{verdict.name}` | can help | {verdict.summary} |")
+        elif reason := verdict.not_help.get("add_replicas"):
+            rows.append(f"| `{verdict.name}` | do not help | {reason} |")
+    return "\n".join(rows) + "\n"
+
+
+def version_table() -> str:
+    """Every reading with each name that vLLM has or had for it."""
+    rows = ["| reading | vLLM's name | since | until |", "|---|---|---|---|"]
+    last = ""
+    for name in NAMES:
+        reading = "" if name.reading == last else f"`{name.reading}`"
+        rows.append(f"| {reading} | {_spelt(name)} | {name.since} | {name.until or 'today'} |")
+        last = name.reading
+    return "\n".join(rows) + "\n"
+
+
+def _spelt(name: Name) -> str:
+    selector = f'{{{name.label}="{name.value}"}}' if name.label else ""
+    total = "_total" if name.kind == "counter" and not name.name.endswith(("_sum", "_count")) else ""
+    return f"`{name.name}{total}{selector}`"
+
+
+def version_label_table() -> str:
+    """By which label of `cache_config_info` a release is told."""
+    rows = ["| label of `cache_config_info` | first in |", "|---|---|"]
+    rows += [f"| `{label}` | {since} |" for label, since in CACHE_LABEL_SINCE.items()]
+    return "\n".join(rows) + "\n"
+
+
 _TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "verdicts": verdict_table,
+    "verdict summary": summary_table,
+    "series": series_table,
     "findings": finding_table,
     "fixes": fix_table,
     "metrics": metric_table,
     "exporter metrics": own_metric_table,
     "configuration": reference,
+    "replicas": replica_table,
+    "versions": version_table,
+    "version labels": version_label_table,
 }
 # Files that hold generated tables, from the repository's root.
-PAGES: Final = ("docs/verdicts.md", "docs/metrics.md", "docs/configuration.md")
+PAGES: Final = (
+    "README.md",
+    "docs/verdicts.md",
+    "docs/metrics.md",
+    "docs/configuration.md",
+    "docs/versions.md",
+    "deploy/README.md",
+)
 
 
 def rewritten(text: str) -> str:

@@ -1,0 +1,281 @@
+"""The image: linted, built without a daemon, and run as its user with a read-only root.
+
+No registry is asked. A Debian with Python, made by mmdebstrap once and kept in the user's cache, takes the
+place of the base, under the name that the Dockerfile asks for. Where that cannot be made, the tests say why,
+and an environment of the same packages is measured in the image's place.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from cluster import KUSTOMIZE, NAME, ROOT, program
+from running import Upstream, free_port, until
+
+from exporter import __version__
+from exporter.config import WebConfig
+
+pytestmark = pytest.mark.programs
+
+DOCKERFILE = ROOT / "Dockerfile"
+HOME = "/opt/exporter"
+MOST_MEBIBYTES = 90
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"{NAME}-tests"
+# What a build without a daemon is made of; `.ci/programs` installs it.
+NEEDED = ("buildah", "mmdebstrap", "unshare", "mount")
+# Copied many times over by the storage that works without a daemon: what nobody reads is left out.
+BASE = (
+    "mmdebstrap", "--variant=apt", "--include=python3,python3-venv,ca-certificates",
+    *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "locale", "man")),
+    '--customize-hook=rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*',
+    "bookworm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image: its unpacked root, and its configuration."""
+
+    root: Path
+    config: dict
+
+    @property
+    def environ(self):
+        """Its variables, as `KEY=VALUE`."""
+        return self.config.get("Env", [])
+
+
+def said(command, **options):
+    """Run a command to its end; its output, or a failure with what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, **options)
+    if done.returncode:
+        pytest.fail(f"{command[0]} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout.strip()
+
+
+def hindrance():
+    """Why no image can be built here; nothing where it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "only root can unpack a base and mount a read-only root"
+    if missing := [name for name in NEEDED if not shutil.which(name)]:
+        return f"missing: {', '.join(missing)}; `.ci/programs` installs them on Debian"
+    probe = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+    )
+    return "" if probe.returncode == 0 else f"no mounts in a namespace here: {probe.stderr.decode().strip()}"
+
+
+@pytest.fixture(scope="session")
+def base():
+    """The tar of a Debian with Python; some 50 s the first time."""
+    if reason := hindrance():
+        pytest.skip(f"no image can be built: {reason}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    path = CACHE / f"base-{hashlib.sha256(repr(BASE).encode()).hexdigest()[:8]}.tar"
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once make it once
+        if not path.exists():
+            part = path.with_suffix(".part.tar")
+            done = subprocess.run(
+                [*BASE, str(part)],
+                capture_output=True, text=True, timeout=540, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                part.unlink(missing_ok=True)
+                pytest.skip(f"no image can be built: mmdebstrap made no base: {done.stderr[-500:]}")
+            part.rename(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def image(base, tmp_path_factory):
+    """The image, built from the Dockerfile as it is."""
+    folder = tmp_path_factory.mktemp("image")
+    buildah = [
+        "env", "BUILDAH_ISOLATION=chroot", "buildah", "--storage-driver", "vfs",
+        "--root", str(folder / "root"), "--runroot", str(folder / "run"),
+    ]  # fmt: skip
+    context = folder / "base"
+    context.mkdir()
+    shutil.copy(base, context / "base.tar")
+    (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
+    (wanted,) = re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    said([*buildah, "bud", "--format", "docker", "-t", wanted, str(context)])
+    # Packages are fetched over the machine's network, by the certificates that it trusts.
+    said([
+        *buildah, "bud", "--network", "host", "-v", "/etc/ssl/certs:/etc/ssl/certs:ro", "--pull-never",
+        "--format", "docker", "-t", NAME, "-f", str(DOCKERFILE), str(ROOT),
+    ])  # fmt: skip
+    config = json.loads(said([*buildah, "inspect", "--type", "image", NAME]))["Docker"]["config"]
+    container = said([*buildah, "from", "--pull-never", NAME])
+    yield Image(Path(said([*buildah, "mount", container])), config)
+    said([*buildah, "rm", container])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def contained(image, *command):
+    """The command line that runs something in the image."""
+    script = str(Path(__file__).with_name("contained.py"))
+    user = image.config["User"].partition(":")[0]
+    return [
+        "unshare", "--mount", "--propagation", "private",
+        sys.executable, script, str(image.root), user, *image.environ, "--", *command,
+    ]  # fmt: skip
+
+
+def test_hadolint_finds_nothing_to_say():
+    """Not even a matter of style."""
+    done = subprocess.run([program("hadolint"), str(DOCKERFILE)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_base_is_pinned():
+    """By a version with its patch level, and there is one base."""
+    (base,) = re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", base)
+
+
+def test_the_version_is_that_of_the_sources():
+    """Of the label, and of the image that the component names."""
+    assert f"ARG VERSION={__version__}\n" in DOCKERFILE.read_text(encoding="utf-8")
+    patch = yaml.safe_load((KUSTOMIZE / "component/sidecar.yaml").read_text(encoding="utf-8"))
+    (container,) = patch["spec"]["template"]["spec"]["initContainers"]
+    assert container["image"] == f"{NAME}:{__version__}"
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-build.lock"])
+def test_the_image_gets_what_the_tests_run_with(lock):
+    """Its locks have the same versions; `make lock` writes all of them."""
+    pins = re.compile(r"^([a-z0-9-]+==\S+)", re.MULTILINE)
+    tested = set(pins.findall((ROOT / "requirements-test.lock").read_text(encoding="utf-8")))
+    assert set(pins.findall((ROOT / lock).read_text(encoding="utf-8"))) <= tested
+
+
+def test_what_kubernetes_reads_of_it(image):
+    """User, port, entry point and labels."""
+    assert image.config["User"] == "65532:65532"
+    assert list(image.config["ExposedPorts"]) == [f"{WebConfig().port}/tcp"]
+    assert image.config["Entrypoint"] == [f"{HOME}/bin/{NAME}"]
+    labels = image.config["Labels"]
+    assert labels["org.opencontainers.image.version"] == __version__
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+def test_no_build_tools_are_in_it(image):
+    """Neither pip nor what builds the wheel, nor the sources."""
+    packages = {path.name for path in (image.root / HOME[1:]).glob("lib/python3*/site-packages/*")}
+    assert NAME.replace("-", "_") + f"-{__version__}.dist-info" in packages
+    assert not {name for name in packages if name.startswith(("pip", "setuptools", "hatchling"))}
+    assert not (image.root / "src").exists()
+    assert not (image.root / "wheels").exists()
+
+
+def test_it_has_rules_and_dashboards(image):
+    """They are in the package, so that the cluster needs no checkout."""
+    entry = image.config["Entrypoint"][0]
+    assert "alert: VllmPreemptionThrash" in said(contained(image, entry, "rules"))
+    assert "engine" in said(contained(image, entry, "dashboards", "list"))
+
+
+def test_its_root_is_read_only_and_its_user_has_nothing(image):
+    """The stand-in for a container does what is said of it."""
+    code = (
+        "import os, errno\n"
+        "try: open('/tmp/x', 'w')\n"
+        "except OSError as problem: print(errno.errorcode[problem.errno], os.getuid(), os.getgid())\n"
+        "kept = ('CapEff', 'CapBnd', 'NoNewPrivs')\n"
+        "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith(kept)))"
+    )
+    told = said(contained(image, f"{HOME}/bin/python", "-c", code)).split("\n")
+    assert told[0] == "EROFS 65532 65532"
+    assert [int(number, 16) for number in told[1].split()] == [0, 0, 1]
+
+
+def test_it_serves_polls_and_ends(image):
+    """As its user with a read-only root: the verdict is there, and SIGTERM ends it with 0."""
+    port = free_port()
+    with Upstream() as upstream:
+        process = subprocess.Popen(
+            contained(
+                image, *image.config["Entrypoint"],
+                "--target.url", upstream.url, "--web.listen-address", f"127.0.0.1:{port}",
+            ),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            until(lambda: "vllm_pressure_up 1.0" in fetched(port, "/metrics"), "a good poll")
+            assert fetched(port, "/-/healthy")
+            assert "vllm_pressure_verdict{" in fetched(port, "/metrics")
+            assert "<html" in fetched(port, "/").lower()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0
+        finally:
+            if process.poll() is None:
+                process.kill()
+            output, _ = process.communicate()
+    assert "stopping signal=SIGTERM" in output
+    assert "Traceback" not in output
+
+
+def fetched(port, path):
+    """A page of the exporter; nothing while it does not answer."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""
+
+
+def test_a_wrong_configuration_ends_it_with_its_reason(image):
+    """It stands in the pod's termination message."""
+    done = subprocess.run(
+        contained(image, *image.config["Entrypoint"], "--poll.interval", "never"),
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "poll.interval" in done.stderr
+
+
+def test_its_content_is_small(request, tmp_path):
+    """What the image adds to its base, in MiB; without an image, an environment with the same in it."""
+    try:
+        folder = request.getfixturevalue("image").root / HOME[1:]
+    except pytest.skip.Exception:
+        folder = tmp_path / "exporter"
+        install(folder)
+    size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()) / 2**20
+    assert 10 < size <= MOST_MEBIBYTES
+
+
+def install(folder):
+    """What the Dockerfile does, without an image."""
+    said([sys.executable, "-m", "venv", "--without-pip", str(folder)])
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "-q"]
+    said([*pip, "--only-binary", ":all:", "--require-hashes", "-r", str(ROOT / "requirements.lock")])
+    wheels = folder.with_name("wheels")
+    said(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            str(wheels),
+            str(ROOT),
+        ]
+    )
+    said([*pip, "--no-deps", "--no-index", *map(str, wheels.glob("*.whl"))])

@@ -1,0 +1,306 @@
+"""``whatif`` from every source, ``check --what-if`` and the forecast of a running exporter."""
+
+import asyncio
+import io
+import json
+import re
+import sys
+import threading
+import time
+
+import aiohttp
+import pytest
+import recorded
+from running import Command, until
+
+from exporter import cli, fake, whatif
+from exporter.config import Config, PollConfig, TargetConfig, WebConfig, WhatIfConfig
+from exporter.publish import forecasts
+from exporter.serve import Sidecar
+
+STORM = recorded.RECORDINGS / f"{recorded.EXHAUSTION}.jsonl.gz"
+WORKLOAD = "tests/simulation/truth/workload.json"
+ENGINE = ("--num-gpu-blocks", "200", "--block-size", "32", "--max-num-seqs", "32")
+LOOP = ("--clients", "32", "--prompt-tokens", "50-300", "--output-tokens", "400-1000", *ENGINE)
+# Enough for a test, and in this process.
+QUICK = ("--duration", "30", "--whatif.seeds", "1", "--jobs", "1")
+
+pytestmark = pytest.mark.usefixtures("own_logging")
+
+
+@pytest.fixture
+def run(capsys):
+    """A function that runs the command; its status, output and complaints."""
+
+    def command(*arguments):
+        status = cli.main(["whatif", *map(str, arguments)])
+        return (status, *capsys.readouterr())
+
+    return command
+
+
+def test_a_recording_is_believed_and_forecast(run):
+    """What a real storm would have become: the simulation of the present first, then every change."""
+    status, out, err = run(STORM, *QUICK)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("engine 0: 32 requests at a time, prompts of 17")
+    assert any(re.match(r"preemptions per minute: observed \d+.* they match$", line) for line in lines)
+    table = lines[lines.index("") + 1 :]
+    assert table[1].endswith("  now")
+    pool = next(line for line in table if line.startswith("pool x2"))
+    assert pool.endswith("helps")
+    assert next(line for line in table if line.startswith("max_num_seqs 4 ")).endswith("makes it worse")
+    assert any("max_num_batched_tokens is not known" in line for line in lines)
+
+
+def test_a_recording_as_json(run):
+    """Everything of the table, for programs; the moment and a combination chosen."""
+    status, out, _ = run(STORM, *QUICK, "--json", "--at", "60", "--try", "seats=16+pool=x2")
+    assert status == 0
+    told = json.loads(out)
+    assert told["engine"] == "0"
+    assert told["calibration"]["trusted"] is True
+    assert "seats=16+pool=x2" in [row["change"] for row in told["candidates"]]
+    scores = [row["score"] for row in told["candidates"] if not row["stuck"]]
+    assert scores == sorted(scores, reverse=True)
+    assert set(told["now"]["figures"]) >= {
+        "preemptions_per_minute", "preemptions_per_request", "recomputed_ratio", "kv_peak_ratio",
+        "queue_seconds", "output_tokens_per_second", "e2e_p50_seconds", "e2e_p95_seconds",
+    }  # fmt: skip
+
+
+def test_a_load_by_flags(run):
+    """No server: whether to trust it is not known, unless somebody tells what a server does."""
+    _, out, _ = run(*LOOP, *QUICK)
+    assert "what the server does is not known" in out
+    _, out, _ = run(*LOOP, *QUICK, "--observed", "5")
+    assert "they do not match: do not trust this forecast" in out
+
+
+def test_a_trace(run, tmp_path):
+    """At the times in the file, again and again."""
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{i / 2},{100 + i},{50 + i}\n" for i in range(40))
+    path.write_text("arrival,prompt_tokens,output_tokens\n" + rows)
+    status, out, _ = run(path, *QUICK, *ENGINE)
+    assert status == 0
+    assert out.startswith("2 requests/s, prompts of 120 tokens, answers of 70; 200 blocks of 32")
+
+
+def test_a_workload_file_with_clients(run):
+    """The lengths of its requests, in a closed loop."""
+    status, out, _ = run(WORKLOAD, "--clients", "16", *QUICK, *ENGINE)
+    assert status == 0
+    assert out.startswith("16 requests at a time, prompts of 233 tokens, answers of 478")
+
+
+def test_all_cores_give_the_same_answer(run):
+    """Runs are spread over processes, and put together in order."""
+    few = ("--duration", "20", "--whatif.seeds", "2", "--json")
+    one, two = (json.loads(run(*LOOP, *few, "--jobs", jobs)[1]) for jobs in ("1", "2"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("no-such.jsonl",), 1, "no-such.jsonl: no such file or directory"),
+        ((WORKLOAD, *ENGINE), 1, "no arrival times: wanted --rate or --clients"),
+        (("--rate", "2"), 1, "wanted --num-gpu-blocks"),
+        (("--rate", "2", *ENGINE), 1, "wanted --prompt-tokens and --output-tokens"),
+        (
+            ("http://127.0.0.1:9/x",),
+            1,
+            "http://127.0.0.1:9/x/api/v1/status: refused; wanted a running exporter",
+        ),
+        ((*LOOP, "--try", "wings=2"), 2, "candidate 'wings=2'"),
+        ((*LOOP, "--jobs", "0"), 2, "--jobs: wanted at least 1"),
+        ((*LOOP, "--duration", "-1"), 2, "--duration: wanted seconds above 0"),
+        ((*LOOP, "--watermark", "2"), 2, "watermark: wanted a share"),
+        (("--rate", "1", "--prompt-tokens", "9-3"), 2, "wanted N or LEAST-MOST tokens"),
+        ((STORM, "--engine", "7"), 1, "wanted one of the engines 0, got 7"),
+        ((*LOOP, "--whatif.seeds", "0"), 2, "--whatif.seeds: expected a whole number from 1 to 100"),
+    ],
+    ids=lambda value: " ".join(map(str, value))[-40:] if isinstance(value, tuple) else None,
+)
+def test_what_is_missing_or_wrong_is_told(run, arguments, status, told):
+    """In a line or two; 1 is a source that does not tell enough, 2 bad usage."""
+    got, out, err = run(*arguments)
+    assert (got, out) == (status, "")
+    assert told in err
+    assert "Traceback" not in err
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        """It is."""
+        return True
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_silence():
+    """By tqdm; it is gone when the work is done."""
+    with whatif.progress_bar(io.StringIO()) as silence:
+        assert silence is None
+    stream = Terminal()
+    with whatif.progress_bar(stream) as progress:
+        for done in range(1, 5):
+            progress(done, 4)
+            time.sleep(0.05)  # tqdm draws ten times a second at the most
+    assert "simulating" in stream.getvalue()
+    assert "4/4" in stream.getvalue() or "3/4" in stream.getvalue()
+
+
+def test_without_the_extra_there_is_a_plain_line(monkeypatch):
+    """The bar is optional."""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    stream = Terminal()
+    with whatif.progress_bar(stream) as progress:
+        progress(3, 9)
+    assert "3 of 9 runs" in stream.getvalue()
+
+
+# A running exporter.
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """An exporter that has watched a storm for some seconds: its base URL. It runs in a thread."""
+    ready, done, found = threading.Event(), threading.Event(), {}
+
+    async def live():
+        server = fake.FakeServer("storm", host="127.0.0.1", port=0, version="0.32.0", model="m", seed=1)
+        url = await server.start()
+        config = Config(
+            targets=(TargetConfig(url=f"{url}/metrics"),),
+            web=WebConfig(listen_address="127.0.0.1:0"),
+            poll=PollConfig(interval=0.25),
+            whatif=WhatIfConfig(seeds=1),
+        )
+        sidecar = Sidecar(config)
+        found["base"], found["sidecar"] = await sidecar.start(), sidecar
+        try:
+            while not any(  # noqa: ASYNC110 (what is waited for tells nobody)
+                load.prompts and load.prompts.count > 10 for load in sidecar._pipeline.loads().values()
+            ):
+                await asyncio.sleep(0.1)
+            ready.set()
+            await asyncio.to_thread(done.wait)
+        finally:
+            await sidecar.stop()
+            await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(live(),))
+    thread.start()
+    assert ready.wait(30)
+    yield found["base"], found["sidecar"]
+    done.set()
+    thread.join()
+
+
+async def ask(base, *paths):
+    """Statuses and objects of answers to questions asked at the same time."""
+
+    async def one(session, path):
+        async with session.get(base + path) as answer:
+            return answer.status, await answer.json()
+
+    async with aiohttp.ClientSession() as session:
+        return await asyncio.gather(*(one(session, path) for path in paths))
+
+
+def test_the_status_tells_what_a_simulation_needs(watched):
+    """Of each engine: arrivals, lengths, steps, capacity."""
+    ((status, told),) = asyncio.run(ask(watched[0], "/api/v1/status"))
+    assert status == 200
+    load = told["targets"][0]["engines"]["0"]["load"]
+    assert load["requests_running_mean"] + load["requests_waiting_mean"] == pytest.approx(48, abs=4)
+    assert load["prompt_tokens"]["buckets"][-1][0] is None
+    assert 50 < load["prompt_tokens"]["mean"] < 550
+    assert load["steps"]
+    assert (load["num_gpu_blocks"], load["block_size"]) == (901, 16)
+
+
+def test_whatif_asks_a_running_exporter(watched, run):
+    """By its base URL or that of the status."""
+    for url in (watched[0], f"{watched[0]}/api/v1/status"):
+        status, out, err = run(url, *QUICK)
+        assert (status, err) == (0, "")
+        assert re.match(r"engine 0: 4\d requests at a time", out)
+        assert "taken for granted" not in out  # the server tells its settings
+
+
+def test_the_api_forecasts_when_asked_and_polls_go_on(watched):
+    """In a process of its own, one at a time: the second of two questions is refused."""
+    base, sidecar = watched
+    before = sidecar.reading.t
+    answers = asyncio.run(ask(base, forecasts.PATH, forecasts.PATH))
+    assert sorted(status for status, _ in answers) == [200, 429]
+    told = next(body for status, body in answers if status == 200)
+    assert told["engine"] == "0"
+    assert told["now"]["figures"]["preemptions_per_minute"]["mean"] > 0
+    assert told["simulated"]["seeds"] == 1
+    assert {"suffices", "does not help"} & {row["verdict"] for row in told["candidates"]}
+    assert sidecar.reading.t > before
+    refused = next(body for status, body in answers if status == 429)
+    assert "one is made at a time" in refused["error"]
+
+
+def test_an_unknown_engine_is_no_question(watched):
+    """404, and which there are."""
+    ((status, told),) = asyncio.run(ask(watched[0], f"{forecasts.PATH}?engine=9"))
+    assert (status, told["error"]) == (404, "wanted one of the engines 0, got 9")
+
+
+def test_a_forecast_that_takes_too_long_is_ended(watched, monkeypatch):
+    """504 after the time limit; the process is gone, and the next question is answered."""
+    _, sidecar = watched
+    own = forecasts.Forecasts(sidecar.status, WhatIfConfig(time_limit=0.05))
+    answer = asyncio.run(own._answer(None))
+    assert answer.status == 504
+    assert "whatif.time_limit" in json.loads(answer.body)["error"]
+    assert own._process is None
+
+
+def test_what_is_not_known_yet_is_said():
+    """Before the first poll, and while nothing has finished."""
+    empty = forecasts.Forecasts(lambda: {"targets": [{"engines": {}}]}, WhatIfConfig())
+    assert asyncio.run(empty._answer(None)).status == 404
+    idle = forecasts.Forecasts(lambda: {"targets": [{"engines": {"0": {"load": None}}}]}, WhatIfConfig())
+    answer = asyncio.run(idle._answer(None))
+    assert answer.status == 409
+    assert "must have been seen at work" in json.loads(answer.body)["error"]
+
+
+def test_a_forecast_that_fails_is_logged(monkeypatch, caplog):
+    """500, with the end of what the process complained of in the log."""
+    monkeypatch.setattr(forecasts, "_question", lambda *_: b"no json")
+    broken = forecasts.Forecasts(lambda: {"targets": [{"engines": {"0": {}}}]}, WhatIfConfig())
+    assert asyncio.run(broken._answer(None)).status == 500
+    assert "forecast failed" in caplog.text
+    assert "JSONDecodeError" in caplog.text
+
+
+def test_check_says_what_each_fix_would_do(tmp_path):
+    """After its report, with the same status; as JSON too."""
+    with Command(tmp_path, "simulate", "serve", "--port", "0", "--scenario", "storm") as server:
+        url = until(lambda: re.search(r"(http\S+/metrics)", server.out), "the address")[1]
+        folder = tmp_path / "check"
+        folder.mkdir()
+        seen = ("check", url, "--for", "3s", "--poll.interval", "250ms", "--whatif.seeds", "1")
+        with Command(folder, *seen, "--what-if", "--json") as check:
+            assert check.end() in (0, 1, 2)
+    told = json.loads(check.out)
+    assert told["what_if"]["engine"] == "0"
+    assert told["what_if"]["candidates"] or told["what_if"]["error"]
+
+
+def test_check_without_a_load_says_so(capsys):
+    """Nothing was seen at work: no forecast, and the report all the same."""
+    status = cli.main(
+        ["check", "http://127.0.0.1:9/metrics", "--for", "300ms", "--poll.interval", "0.2", "--what-if"]
+    )
+    assert status == 3
+    assert "no engine is known" in capsys.readouterr().out
