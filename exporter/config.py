@@ -362,7 +362,7 @@ _URLS = Kind("urls", "a list of urls, or a text with commas between them", _read
 _LABELS = Kind("labels", "a mapping of labels, or a text such as cluster=eu,pod=vllm-0", _read_labels, dict)
 _PREFIX = scalar("path", "a path such as /alertmanager", _prefix)
 _TENANT = scalar("tenant", "a printable ASCII text that is not empty", lambda text: _header(text).reveal())
-_TARGET_LABELS = Kind("labels", "a mapping of labels to texts", _read_target_labels, dict)
+_TARGET_LABELS = Kind("labels", "a mapping of labels to texts", _read_target_labels, dict, structured=True)
 _GLOBS = Kind("files", "a list of file names, which may hold *", _read_globs, list)
 _HOST_NAME = scalar("name", "a name that DNS knows, such as vllm.prod.svc.cluster.local", _host_name)
 _PATH = scalar("path", "a path such as /metrics", _path)
@@ -692,10 +692,14 @@ class Config(Section):
     alertmanager: AlertmanagerConfig = section(AlertmanagerConfig)
 
     @property
+    def alone(self) -> bool:
+        """Whether it names one server, and no way to find more."""
+        return len(self.targets) == 1 and not (self.targets_dns or self.targets_file_sd)
+
+    @property
     def is_single(self) -> bool:
         """Whether it is about one server, whose series need no label to tell them from another's."""
-        alone = len(self.targets) == 1 and not self.targets[0].labels
-        return alone and not (self.targets_dns or self.targets_file_sd)
+        return self.alone and not self.targets[0].labels
 
 
 OPTIONS: tuple[Option, ...] = (*options_of(TargetConfig, "target."), *options_of(Config, ""))

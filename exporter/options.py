@@ -7,7 +7,6 @@ Flags, environment and file are all read as text by the same `Kind`, so that a v
 
 import copy
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -331,6 +330,8 @@ def attempt(kind: Kind[T], raw: object, path: str, problems: list[str]) -> T | N
 
 def unknown(key: str, known: Iterable[str]) -> str:
     """Say that a key is unknown, and which one may have been meant."""
+    import difflib  # noqa: PLC0415 (for a slip only)
+
     near = difflib.get_close_matches(key, list(known), n=1)
     shown = key if _WORD.fullmatch(key) else repr(key[:_SHOWN])
     return f"{shown}: unknown key" + (f" (did you mean {near[0]}?)" if near else "")

@@ -36,6 +36,7 @@ def status_object(
     reading: TargetReading | None,
     now: float,
     loads: Mapping[EngineKey, Observed] | None = None,
+    among: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A target's state for the API: as `poll_object`, with evidence, texts and what every limit comes from.
 
@@ -44,12 +45,14 @@ def status_object(
         reading: the last one, None before the first poll has ended.
         now: by the clock of the reading.
         loads: what was asked of the engines lately, for those who want to simulate them.
+        among: its name and the like, where there are several targets.
     """
-    loads = loads or {}
+    loads, among = loads or {}, among or {}
     if reading is None:
-        return {"url": url, "up": None, "error": None, "engines": {}, "models": {}}
+        return {**among, "url": url, "up": None, "error": None, "engines": {}, "models": {}}
     entry = catalogue.load().verdicts[reading.judgement.verdict]
     return {
+        **among,
         "url": url,
         **_target(reading),
         "error": reading.error,

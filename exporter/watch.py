@@ -8,16 +8,17 @@ import asyncio
 import logging
 import random
 import time
+import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Final, Protocol
 
+from exporter.analysis.middle import median
 from exporter.pipeline import Pipeline, TargetReading
 from exporter.vllm.client import Answer
 
-__all__ = ["Pace", "PollOutcome", "Watcher"]
+__all__ = ["Among", "Gate", "Pace", "PollOutcome", "Watcher", "phase"]
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,40 @@ class Fetcher(Protocol):
     async def fetch(self) -> Answer:
         """One GET; raises nothing."""
         ...
+
+
+class Gate:
+    """Lets so many polls be under way at once, of all targets.
+
+    A server that did not answer last time waits at a gate of its own: where many are gone, and each poll of
+    them takes its whole time-out, the others are asked as ever.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Prepare.
+
+        Args:
+            most: polls under way at once; of servers that did not answer last time a quarter as many.
+        """
+        self._good = asyncio.Semaphore(most)
+        self._doubtful = asyncio.Semaphore(max(1, most // 4))
+
+    def of(self, *, good: bool) -> asyncio.Semaphore:
+        """The gate at which to wait."""
+        return self._good if good else self._doubtful
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """A target's place among others: its name, for the log and its time in the interval, and their gate."""
+
+    name: str
+    gate: Gate
+
+
+def phase(name: str, interval: float) -> float:
+    """When in each interval a target is asked: by its name, so that polls of many are spread evenly."""
+    return zlib.crc32(name.encode()) / 2.0**32 * interval
 
 
 class Pace:
@@ -112,7 +147,11 @@ class Pace:
 
 
 class Watcher:
-    """Watches one target until it is cancelled."""
+    """Watches one target until it is cancelled.
+
+    Attributes:
+        among: its place among other targets; None where it is the only one.
+    """
 
     def __init__(
         self,
@@ -139,21 +178,39 @@ class Watcher:
         self._on_outcome = on_outcome
         self._clock = clock
         self._sleep = sleep
+        self.among: Among | None = None
         self._state: str | None = None
         self._faulty = False
 
     async def run(self) -> None:
         """Poll for ever. Raises nothing but CancelledError."""
         start = self._clock()
+        if self.among is not None:
+            interval = self._pace.interval
+            start += (phase(self.among.name, interval) - start) % interval
+            await self._sleep(start - self._clock())
         while True:
-            answer = await self._client.fetch()
+            late = max(0.0, self._clock() - start)
+            answer = await self._fetch()
             now = self._clock()
             interval = self._pace.interval
-            next_start = self._pace.after(start, now, answer.seconds, good=answer.body is not None)
+            # Where this process is late to begin it is late to read the answer too: not the server's doing.
+            seconds = max(0.0, answer.seconds - late)
+            next_start = self._pace.after(start, now, seconds, good=answer.body is not None)
             self._note_pace(interval)
             self._take(now, answer)
             start = next_start
             await self._sleep(max(0.0, start - self._clock()))
+
+    async def _fetch(self) -> Answer:
+        if self.among is None:
+            return await self._client.fetch()
+        async with self.among.gate.of(good=self._state in (None, "up")):
+            return await self._client.fetch()
+
+    @property
+    def _whose(self) -> str:
+        return f" target={self.among.name}" if self.among else ""
 
     def _take(self, now: float, answer: Answer) -> None:
         """Pass an answer on. A fault of ours in doing so costs this one poll, and is logged once."""
@@ -164,7 +221,7 @@ class Watcher:
             self._on_outcome(PollOutcome(answer, reading, self._pace.interval, skipped))
         except Exception:
             if not self._faulty:
-                log.exception("poll could not be used")
+                log.exception("poll could not be used%s", self._whose)
             self._faulty = True
         else:
             self._faulty = False
@@ -174,9 +231,10 @@ class Watcher:
         if state == self._state:
             return
         if reading.up:
-            log.info("target up engines=%d seconds=%.3f", len(reading.engines), answer.seconds)
+            engines = len(reading.engines)
+            log.info("target up engines=%d seconds=%.3f%s", engines, answer.seconds, self._whose)
         else:
-            log.warning("target down error=%s detail=%r", reading.error, answer.detail)
+            log.warning("target down error=%s detail=%r%s", reading.error, answer.detail, self._whose)
         self._state = state
 
     def _note_pace(self, before: float) -> None:
@@ -185,6 +243,6 @@ class Watcher:
             return
         self._pipeline.paced(now)
         if now > before:
-            log.warning("server answers slowly, polling less often interval=%gs", now)
+            log.warning("server answers slowly, polling less often interval=%gs%s", now, self._whose)
         else:
-            log.info("server answers fast again interval=%gs", now)
+            log.info("server answers fast again interval=%gs%s", now, self._whose)

@@ -147,6 +147,15 @@ class ActiveAlerts:
                 notices.append(self._notice(key, state, wall, resolved=True))
         return notices
 
+    def end(self, wall: float) -> list[Notice]:
+        """What is to be told when the target is watched no more: whatever was raised has ended."""
+        states, self._states = self._states, {}
+        return [
+            self._notice(key, state, wall, resolved=True)
+            for key, state in states.items()
+            if state.starts_at is not None
+        ]
+
     def _key(self, found: _Found) -> Key:
         own = {
             "alertname": found.alert.name,

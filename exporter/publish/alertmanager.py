@@ -10,7 +10,8 @@ import logging
 import random
 import ssl
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -23,7 +24,7 @@ from exporter.config import AlertmanagerConfig, Secret, TlsConfig
 from exporter.pipeline import TargetReading
 from exporter.publish.active import ActiveAlerts, Key, Notice
 
-__all__ = ["OUTCOMES", "Notifier", "Outcome", "body"]
+__all__ = ["OUTCOMES", "Notifier", "OfTarget", "Outcome", "body"]
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ _MAX_SECRET_FILE: Final = 65_536
 
 
 class Notifier:
-    """Pushes the alerts of one target."""
+    """Pushes the alerts of one target, or of several: the Alertmanagers are told of all in one queue each."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class Notifier:
             wall_clock: unix seconds.
             sleep: waits for some seconds.
         """
-        self._active = ActiveAlerts(config)
+        self._config = config
+        self._alone: OfTarget | None = None
         self._wall_clock = wall_clock
         self._peers = [_Peer(url, config, count, wall_clock, sleep) for url in config.urls]
         self._closed = not config.urls
@@ -73,10 +75,24 @@ class Notifier:
                 count(outcome, 0)
 
     def note(self, reading: TargetReading) -> None:
-        """Take a reading; what is to be told is pushed by and by."""
-        if self._closed:
-            return
-        for notice in self._active.observe(reading, self._wall_clock()):
+        """Take a reading of the only target; what is to be told is pushed by and by."""
+        if self._alone is None:
+            self._alone = self.target({})
+        self._alone.note(reading)
+
+    def target(self, labels: Mapping[str, str]) -> "OfTarget":
+        """One of several targets: its alerts bear these labels too, which override the external ones."""
+        config = replace(self._config, external_labels={**self._config.external_labels, **labels})
+        return OfTarget(self, ActiveAlerts(config), self._wall_clock)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is pushed, ever or any more."""
+        return self._closed
+
+    def put(self, notices: Sequence[Notice]) -> None:
+        """Take what is to be told; it is pushed by and by."""
+        for notice in notices:
             log.info(
                 "alert resolved labels=%s" if notice.resolved else "alert pushed labels=%s",
                 ",".join(f"{name}={value!r}" for name, value in notice.key),
@@ -94,6 +110,25 @@ class Notifier:
     async def run(self) -> None:
         """Push until cancelled. Raises nothing but CancelledError."""
         await asyncio.gather(*(peer.run() for peer in self._peers))
+
+
+class OfTarget:
+    """The alerts of one target."""
+
+    def __init__(self, notifier: Notifier, active: ActiveAlerts, wall_clock: Callable[[], float]) -> None:
+        self._notifier = notifier
+        self._active = active
+        self._wall_clock = wall_clock
+
+    def note(self, reading: TargetReading) -> None:
+        """Take a reading; what is to be told is pushed by and by."""
+        if not self._notifier.closed:
+            self._notifier.put(self._active.observe(reading, self._wall_clock()))
+
+    def end(self) -> None:
+        """The target is watched no more: its alerts have ended."""
+        if not self._notifier.closed:
+            self._notifier.put(self._active.end(self._wall_clock()))
 
 
 class _Peer:

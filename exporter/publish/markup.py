@@ -35,10 +35,13 @@ from exporter.publish.terminal import number
 from exporter.publish.timeline import Timeline, Track
 from exporter.report import engine_names
 
-__all__ = ["IN_FULL", "TAIL", "TargetView", "View", "body", "headline"]
+__all__ = ["IN_FULL", "TAIL", "TargetView", "View", "body", "headline", "shown_targets"]
 
 # More engines than these, the worst ones, are a row of the overview and a link.
 IN_FULL: Final = 8
+# Of several targets so many are shown in full, and so many are listed, the worst first.
+TARGETS_IN_FULL: Final = 3
+TARGETS_LISTED: Final = 1000
 # The newest points stand in the page itself: whoever reloads it often enough needs no history.
 TAIL: Final = 16
 # The first fixes are shown in full; the others are behind a line that can be opened.
@@ -66,11 +69,16 @@ _Card = tuple[Severity, str]
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """A target as the page sees it: its URL without secrets, the last reading, its last ten minutes."""
+    """A target as the page sees it: its URL without secrets, the last reading, its last ten minutes.
+
+    Where there are several it has a name and labels too.
+    """
 
     url: str
     reading: TargetReading | None
     timeline: Timeline
+    name: str = ""
+    labels: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +97,41 @@ class View:
     own: Mapping[str, str]
 
 
-def body(view: View, chosen: str | None = None) -> str:
+def body(view: View, chosen: str | None = None, chosen_target: str | None = None) -> str:
     """What stands in the page's ``<main>``.
 
     Args:
         view: what to show.
         chosen: the name of the one engine to show in full.
+        chosen_target: the name of the one target to show in full, where there are several.
     """
     parts: list[str] = []
-    for index, target in enumerate(view.targets):
-        parts += _target(view, index, target, chosen)
+    shown = shown_targets(view, chosen_target)
+    if len(view.targets) != 1 or view.targets[0].name:
+        parts += _all_targets(view, shown)
+    for index in shown:
+        parts += _target(view, index, view.targets[index], chosen)
     parts += _own(view.own)
     return "\n".join(parts)
+
+
+def shown_targets(view: View, chosen: str | None) -> Sequence[int]:
+    """Which targets are shown in full, by their place: the one that is chosen, else the worst ones."""
+    for index, target in enumerate(view.targets):
+        if chosen is not None and target.name == chosen:
+            return (index,)
+    places = sorted(range(len(view.targets)), key=lambda index: -_worst(view.targets[index])[0].rank)
+    return places[:TARGETS_IN_FULL]
+
+
+def _worst(target: TargetView) -> tuple[Severity, str]:
+    """The worst verdict of a target and its engines."""
+    if target.reading is None:
+        return Severity.NONE, ""
+    own = target.reading.judgement
+    judged = [(own.severity, own.verdict)]
+    judged += [(one.judgement.severity, one.judgement.verdict) for one in target.reading.engines.values()]
+    return max(judged, key=lambda one: one[0].rank)
 
 
 def headline(view: View) -> str:
@@ -121,7 +152,37 @@ def headline(view: View) -> str:
     return f"{WORDS[worst]}: {said}"
 
 
-# A target.
+# Targets.
+
+
+def _all_targets(view: View, shown: Sequence[int]) -> Iterator[str]:
+    """A row for every target, the worst first; those that are not shown below are links."""
+    yield '<section class="targets" id="targets" aria-label="Targets">'
+    if not view.targets:
+        yield "<p class='bar'>No target is known yet.</p></section>"
+        return
+    yield '<div class="scroll" role="region" tabindex="0" aria-label="All targets">'
+    yield f"<table class='overview'><caption>{counted(len(view.targets), 'target')}</caption><thead><tr>"
+    yield "<th scope='col'>Target</th><th scope='col'>Labels</th><th scope='col'>State</th>"
+    yield "<th scope='col'>Worst verdict</th><th scope='col' class='n'>Engines</th></tr></thead><tbody>"
+    order = sorted(range(len(view.targets)), key=lambda index: -_worst(view.targets[index])[0].rank)
+    for index in order[:TARGETS_LISTED]:
+        target = view.targets[index]
+        severity, verdict = _worst(target)
+        link = f"#t{index}" if index in shown else f"?target={esc(_quoted(target.name))}"
+        labels = ", ".join(f"{esc(name)}={esc(value)}" for name, value in target.labels)
+        reading = target.reading
+        state = "not asked yet" if reading is None else "up" if reading.up else f"down ({esc(reading.error)})"
+        judged = f"{badge(severity)} {title(verdict)}" if verdict else ""
+        yield (
+            f'<tr><th scope="row"><a href="{link}"><bdi>{esc(target.name)}</bdi></a></th><td>{labels}</td>'
+            f"<td>{state}</td><td>{judged}</td>"
+            f'<td class="n">{0 if reading is None else len(reading.engines)}</td></tr>'
+        )
+    yield "</tbody></table></div>"
+    if len(order) > TARGETS_LISTED:
+        yield f"<p class='small'>{len(order) - TARGETS_LISTED} more are not listed.</p>"
+    yield "</section>"
 
 
 def _target(view: View, index: int, target: TargetView, chosen: str | None) -> Iterator[str]:
@@ -221,7 +282,8 @@ def _overview(
     yield "".join(f'<th scope="col" class="n">{words}</th>' for _, words in _COLUMNS)
     yield "</tr></thead><tbody>"
     for name, engine in engines.items():
-        link = f"#{_id(target, engine)}" if name in shown else f"?engine={esc(_quoted(name))}"
+        of_target = f"target={esc(_quoted(target.name))}&amp;" if target.name else ""
+        link = f"#{_id(target, engine)}" if name in shown else f"?{of_target}engine={esc(_quoted(name))}"
         cells = (_value(engine, signal) for signal, _ in _COLUMNS)
         yield (
             f'<tr><th scope="row"><a href="{link}"><bdi>{esc(name)}</bdi></a></th>'

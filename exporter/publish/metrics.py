@@ -1,65 +1,27 @@
 """The table of exported metrics and the collector that fills it from the latest reading.
 
 `METRICS` is the one place where an exported name, its type, unit, labels and help stand. The collector
-builds new families at every scrape from values that are already there: no I/O, no waiting, and a
+builds new samples at every scrape from values that are already there: no I/O, no waiting, and a
 metric that fails costs that metric only.
 """
 
-import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
-
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.history import KV_BOUNDS
 from exporter.engine import ENGINE_VERDICTS
 from exporter.pipeline import EngineReading, TargetReading
+from exporter.publish.samples import PREFIX, Labels, MetricRow, RowCollector, Samples, histogram
 
 __all__ = ["EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "MetricRow", "ReadingCollector"]
 
-PREFIX: Final = "vllm_pressure_"
 # No engine has more series than this, whatever holds.
 SERIES_PER_ENGINE: Final = 80
 # More findings or fixes than these are not exported; they stand in the API and on the page.
 MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
 _ENGINE: Final = ("model_name", "engine")
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricRow:
-    """One exported metric.
-
-    Attributes:
-        name: without the prefix; a counter's without ``_total``, an info's without ``_info``.
-        labels: in the order of the output.
-        help: what it is, with its window and what it is made from.
-        signal: the signal whose value it shows, empty where a function of `ReadingCollector` makes it.
-    """
-
-    name: str
-    type: Literal["gauge", "counter", "histogram", "info"]
-    labels: tuple[str, ...]
-    help: str
-    signal: str = ""
-
-    @property
-    def series(self) -> str:
-        """The name as it stands in queries; of a histogram the name its series begin with."""
-        ending = {"counter": "_total", "info": "_info"}.get(self.type, "")
-        return f"{PREFIX}{self.name}{ending}"
 
 
 def _gauge(name: str, text: str, signal: str) -> MetricRow:
@@ -199,15 +161,24 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("exporter_body_bytes", "gauge", (), "Size of the last body."),
     MetricRow("exporter_unreadable_lines", "counter", (), "Lines of known names that could not be read."),
     MetricRow("exporter_collect_errors", "counter", ("metric",), "Metrics that could not be built for a scrape, by name."),
+    MetricRow("exporter_targets", "gauge", ("source",), "Targets that are watched, by where they come from. Absent where there can be only one."),
+    MetricRow("exporter_targets_left_out", "gauge", (), "Targets that are not watched: too many, or the same labels as another. Absent where there can be only one."),
+    MetricRow("exporter_discovery_failures", "counter", ("source",), "Look-ups and files that brought no targets, by source; those known before stay."),
+    MetricRow("exporter_config_last_reload_successful", "gauge", (), "Whether the configuration could be used when it was last read: 1, else 0."),
+    MetricRow("exporter_config_last_reload_success_timestamp_seconds", "gauge", (), "When the configuration was last read and used, in unix seconds."),
+    MetricRow(
+        "exporter_notifications", "counter", ("outcome",),
+        "Alerts pushed, once for each Alertmanager and try: sent, failed (tried again), rejected (status 400 and the"
+        " like), dropped (too late, or too many were waiting).",
+    ),
 )  # fmt: skip
 
-_BY_NAME: Final = {row.name: row for row in METRICS}
 _TARGET_VERDICTS: Final = tuple(
     name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target or name == "healthy"
 )
 
 
-class ReadingCollector(Collector):
+class ReadingCollector(RowCollector):
     """Shows the latest reading of a target.
 
     Example of the output for one engine (a part)::
@@ -217,12 +188,15 @@ class ReadingCollector(Collector):
         vllm_pressure_preemptions_total{engine="0",model_name="demo-7b"} 12.0
     """
 
+    rows = METRICS
+
     def __init__(
         self,
         latest: Callable[[], TargetReading | None],
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
         on_failure: Callable[[str], None] = lambda _name: None,
+        labels: Iterable[tuple[str, str]] = (),
     ) -> None:
         """Take the world as parameters.
 
@@ -231,13 +205,16 @@ class ReadingCollector(Collector):
             clock: the clock by which readings are timed.
             wall_clock: unix seconds.
             on_failure: called with the name of a metric that could not be built.
+            labels: what stands on every series, where several targets are to be told apart.
         """
+        super().__init__(on_failure)
         self._latest = latest
         self._clock = clock
         self._wall_clock = wall_clock
-        self._on_failure = on_failure
-        self._failing: set[str] = set()
-        self._special: Mapping[str, Callable[[TargetReading], Iterable[Metric]]] = {
+        self._labels = Labels(labels)
+        self._of: dict[object, Labels] = {}
+        self._reading: TargetReading | None = None
+        self._special: Mapping[str, Callable[[TargetReading], Samples | None]] = {
             "up": self._up,
             "last_success_timestamp_seconds": self._last_success,
             "engines": self._engines,
@@ -255,63 +232,67 @@ class ReadingCollector(Collector):
             "model_finding": self._model_findings,
         }
 
-    def collect(self) -> Iterator[Metric]:
-        """Build all families anew."""
-        reading = self._latest()
-        if reading is None:
-            return
-        for row in METRICS:
-            try:
-                families = list(self._families(row, reading))
-            except Exception:
-                self._on_failure(row.name)
-                if row.name not in self._failing:
-                    self._failing.add(row.name)
-                    log.exception("metric could not be built name=%s", row.name)
-                continue
-            self._failing.discard(row.name)
-            yield from families
+    def begin(self) -> bool:
+        """Take the reading that is shown: all metrics of one scrape are of one moment."""
+        self._reading = reading = self._latest()
+        if reading is not None and len(self._of) > 2 * len(reading.engines) + len(reading.models):
+            self._of.clear()  # of engines that are gone
+        return reading is not None
 
-    def _families(self, row: MetricRow, reading: TargetReading) -> Iterable[Metric]:
+    def samples(self, row: MetricRow) -> Samples | None:
+        """What the reading says of one metric."""
+        reading = self._reading
+        if reading is None:
+            return None
         special = self._special.get(row.name)
         return special(reading) if special else self._signal(row, reading)
 
-    def _signal(self, row: MetricRow, reading: TargetReading) -> Iterable[Metric]:
+    def _whose(self, engine: EngineReading) -> Labels:
+        key = engine.key
+        labels = self._of.get(key)
+        if labels is None:
+            labels = self._of[key] = self._labels.also(model_name=key.model, engine=key.name)
+        return labels
+
+    def _signal(self, row: MetricRow, reading: TargetReading) -> Samples | None:
         """A metric that shows one signal: counters always, measured values until they are too old."""
-        family = _family(row)
-        now = self._clock()
+        found: Samples = []
+        now, suffix = self._clock(), "_total" if row.type == "counter" else ""
         for engine in reading.engines.values():
             value = getattr(engine.signals, row.signal)
             if value is None or (row.type == "gauge" and now - engine.seen_at > reading.max_age):
                 continue
-            family.add_metric(_labels(engine), value)
-        if family.samples:
-            yield family
+            found.append((suffix, self._whose(engine), "", "", value))
+        return found or None
 
-    def _up(self, reading: TargetReading) -> Iterable[Metric]:
+    def _up(self, reading: TargetReading) -> Samples:
         # A poller that is stuck has no new reading: what it last said is not true for ever.
         fresh = self._clock() - reading.t <= reading.max_age
-        yield _single("up", float(reading.up and fresh))
+        return self._single(float(reading.up and fresh))
 
-    def _last_success(self, reading: TargetReading) -> Iterable[Metric]:
-        if reading.good_at is not None:
-            yield _single(
-                "last_success_timestamp_seconds", self._wall_clock() - (self._clock() - reading.good_at)
-            )
+    def _last_success(self, reading: TargetReading) -> Samples | None:
+        if reading.good_at is None:
+            return None
+        return self._single(self._wall_clock() - (self._clock() - reading.good_at))
 
-    def _engines(self, reading: TargetReading) -> Iterable[Metric]:
-        if reading.good_at is not None:
-            yield _single("engines", sum(1 for engine in reading.engines.values() if not engine.missing))
+    def _engines(self, reading: TargetReading) -> Samples | None:
+        if reading.good_at is None:
+            return None
+        return self._single(sum(1 for engine in reading.engines.values() if not engine.missing))
 
-    def _engines_missing(self, reading: TargetReading) -> Iterable[Metric]:
-        if reading.good_at is not None:
-            yield _single("engines_missing", sum(1 for engine in reading.engines.values() if engine.missing))
+    def _engines_missing(self, reading: TargetReading) -> Samples | None:
+        if reading.good_at is None:
+            return None
+        return self._single(sum(1 for engine in reading.engines.values() if engine.missing))
 
-    def _restarts(self, reading: TargetReading) -> Iterable[Metric]:
-        yield CounterMetricFamily(PREFIX + "restarts", _BY_NAME["restarts"].help, value=reading.restarts)
+    def _restarts(self, reading: TargetReading) -> Samples:
+        return [("_total", self._labels, "", "", reading.restarts)]
 
-    def _info(self, reading: TargetReading) -> Iterable[Metric]:
-        family = InfoMetricFamily(PREFIX + "engine", _BY_NAME["engine"].help, labels=_ENGINE)
+    def _single(self, value: float) -> Samples:
+        return [("", self._labels, "", "", value)]
+
+    def _info(self, reading: TargetReading) -> Samples:
+        found: Samples = []
         for engine in reading.engines.values():
             cache = engine.cache
             told = {
@@ -319,85 +300,70 @@ class ReadingCollector(Collector):
                 "cache_dtype": (cache and cache.cache_dtype) or "",
                 "block_size": str((cache and cache.block_size) or ""),
             }
-            family.add_metric(_labels(engine), {name: value for name, value in told.items() if value})
-        yield family
+            key = (engine.key, *told.values())
+            labels = self._of.get(key)
+            if labels is None:
+                known = {name: value for name, value in told.items() if value}
+                labels = self._of[key] = self._whose(engine).also(**known)
+            found.append(("_info", labels, "", "", 1))
+        return found
 
-    def _verdict(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["verdict"])
-        for engine in reading.engines.values():
-            for name in ENGINE_VERDICTS:
-                family.add_metric((*_labels(engine), name), float(name == engine.judgement.verdict))
-        yield family
+    def _verdict(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "verdict", name, float(name == engine.judgement.verdict))
+            for engine in reading.engines.values()
+            for name in ENGINE_VERDICTS
+        ]
 
-    def _verdict_seconds(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["verdict_seconds"])
-        for engine in reading.engines.values():
-            for name, seconds in engine.verdict_seconds.items():
-                family.add_metric((*_labels(engine), name), seconds)
-        yield family
+    def _verdict_seconds(self, reading: TargetReading) -> Samples:
+        return [
+            ("_total", self._whose(engine), "verdict", name, seconds)
+            for engine in reading.engines.values()
+            for name, seconds in engine.verdict_seconds.items()
+        ]
 
-    def _findings(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["finding"])
-        for engine in reading.engines.values():
-            for name in engine.findings[:MOST_FINDINGS]:
-                family.add_metric((*_labels(engine), name), 1.0)
-        yield family
+    def _findings(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "finding", name, 1.0)
+            for engine in reading.engines.values()
+            for name in engine.findings[:MOST_FINDINGS]
+        ]
 
-    def _fix_ranks(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["fix_rank"])
-        for engine in reading.engines.values():
-            for rank, advice in enumerate(engine.advised.fixes[:MOST_FIXES], start=1):
-                family.add_metric((*_labels(engine), advice.fix), float(rank))
-        yield family
+    def _fix_ranks(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "fix", advice.fix, float(rank))
+            for engine in reading.engines.values()
+            for rank, advice in enumerate(engine.advised.fixes[:MOST_FIXES], start=1)
+        ]
 
-    def _saturation(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["saturation_ratio"])
+    def _saturation(self, reading: TargetReading) -> Samples:
         now = self._clock()
+        return [
+            ("", self._whose(engine), "resource", resource, ratio)
+            for engine in reading.engines.values()
+            if now - engine.seen_at <= reading.max_age
+            for resource, ratio in engine.saturation.items()
+        ]
+
+    def _target_verdict(self, reading: TargetReading) -> Samples:
+        verdict = reading.judgement.verdict
+        return [("", self._labels, "verdict", name, float(name == verdict)) for name in _TARGET_VERDICTS]
+
+    def _target_findings(self, reading: TargetReading) -> Samples:
+        return [("", self._labels, "finding", name, 1.0) for name in reading.judgement.findings]
+
+    def _model_findings(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._labels.also(model_name=model), "finding", name, 1.0)
+            for model, of_model in reading.models.items()
+            for name in of_model.findings
+        ]
+
+    def _polled(self, reading: TargetReading) -> Samples:
+        found: Samples = []
         for engine in reading.engines.values():
-            if now - engine.seen_at <= reading.max_age:
-                for resource, ratio in engine.saturation.items():
-                    family.add_metric((*_labels(engine), resource), ratio)
-        yield family
-
-    def _target_verdict(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["target_verdict"])
-        for name in _TARGET_VERDICTS:
-            family.add_metric((name,), float(name == reading.judgement.verdict))
-        yield family
-
-    def _target_findings(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["target_finding"])
-        for name in reading.judgement.findings:
-            family.add_metric((name,), 1.0)
-        yield family
-
-    def _model_findings(self, reading: TargetReading) -> Iterable[Metric]:
-        family = _family(_BY_NAME["model_finding"])
-        for model, of_model in reading.models.items():
-            for name in of_model.findings:
-                family.add_metric((model, name), 1.0)
-        yield family
-
-    def _polled(self, reading: TargetReading) -> Iterable[Metric]:
-        row = _BY_NAME["kv_usage_polled_ratio"]
-        family = HistogramMetricFamily(PREFIX + row.name, row.help, labels=row.labels)
-        for engine in reading.engines.values():
-            total, buckets = 0, []
-            for bound, polls in zip((*KV_BOUNDS, math.inf), engine.kv_polls, strict=True):
-                total += polls
-                buckets.append(("+Inf" if math.isinf(bound) else str(bound), float(total)))
-            family.add_metric(_labels(engine), buckets, engine.kv_sum)
-        yield family
+            found += histogram(self._whose(engine), _KV_BOUNDS, engine.kv_polls, engine.kv_sum)
+        return found
 
 
-def _labels(engine: EngineReading) -> tuple[str, str]:
-    return (engine.key.model, engine.key.name)
-
-
-def _single(name: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(PREFIX + name, _BY_NAME[name].help, value=value)
-
-
-def _family(row: MetricRow) -> GaugeMetricFamily | CounterMetricFamily:
-    kind = CounterMetricFamily if row.type == "counter" else GaugeMetricFamily
-    return kind(PREFIX + row.name, row.help, labels=row.labels)
+_KV_BOUNDS: Final = (*map(str, KV_BOUNDS), "+Inf")

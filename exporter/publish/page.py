@@ -11,15 +11,15 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
-from importlib import resources
+from pathlib import Path
 from string import Template
-from typing import Final
+from typing import Final, TypeAlias
 
 from prometheus_client.metrics_core import Metric
 
 from exporter import __version__
 from exporter.publish.fragments import clock_time, esc
-from exporter.publish.markup import TargetView, View, body, headline
+from exporter.publish.markup import TargetView, View, body, headline, shown_targets
 from exporter.publish.own import OwnMetrics
 from exporter.publish.terminal import number
 from exporter.publish.timeline import COLUMNS, SECONDS
@@ -39,6 +39,10 @@ ASSETS: Final[Mapping[str, str]] = {
     "page.js": "text/javascript; charset=utf-8",
     "page.svg": "image/svg+xml",
 }
+
+
+# Names of the engine and of the target that somebody wants to see.
+Chosen: TypeAlias = tuple[str | None, str | None]
 
 
 class Answer:
@@ -67,41 +71,42 @@ class Page:
         self._view = view
         self._clock = clock
         self._run = secrets.token_hex(4)
-        self._kept: dict[tuple[str, str | None], tuple[float, Answer]] = {}
+        self._kept: dict[tuple[str, Chosen], tuple[float, Answer]] = {}
         self._every = EVERY_SECONDS
 
-    def html(self, engine: str | None = None) -> Answer:
+    def html(self, engine: str | None = None, target: str | None = None) -> Answer:
         """The page.
 
         Args:
             engine: the name of the one engine to show in full; the worst ones where none has that name.
+            target: the name of the one target to show, where there are several; the worst ones as above.
         """
-        return self._cached("html", engine, self._html)
+        return self._cached("html", (engine, target), self._html)
 
-    def history(self, engine: str | None = None) -> Answer:
-        """The last ten minutes as JSON: of one engine, or of all."""
-        return self._cached("history", engine, _history)
+    def history(self, engine: str | None = None, target: str | None = None) -> Answer:
+        """The last ten minutes as JSON, of what the page shows: of one engine, or of all."""
+        return self._cached("history", (engine, target), _history)
 
-    def _cached(self, kind: str, engine: str | None, make: Callable[[View, str | None], Answer]) -> Answer:
+    def _cached(self, kind: str, chosen: Chosen, make: Callable[[View, Chosen], Answer]) -> Answer:
         start = self._clock()
         view = None
-        if engine is not None:
+        if chosen != (None, None):
             view = self._view()
-            engine = engine if engine in _names(view) else None  # made-up names do not fill the cache
-        until, answer = self._kept.get((kind, engine), (start, None))
+            chosen = _known(view, chosen)  # made-up names do not fill the cache
+        until, answer = self._kept.get((kind, chosen), (start, None))
         if answer is not None and start < until:
             return answer
-        answer = make(view or self._view(), engine)
+        answer = make(view or self._view(), chosen)
         end = self._clock()
         keep = max(_KEEP_SECONDS, _DEAREST * (end - start))
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
-        self._kept[kind, engine] = (end + keep, answer)
+        self._kept[kind, chosen] = (end + keep, answer)
         if kind == "html":
             self._every = max(EVERY_SECONDS, keep)
         return answer
 
-    def _html(self, view: View, engine: str | None) -> Answer:
+    def _html(self, view: View, chosen: Chosen) -> Answer:
         said = headline(view)
         text = _template().substitute(
             title=esc(said),
@@ -113,27 +118,42 @@ class Page:
             now=" ".join(f"{view.now - _start(view, target):.1f}" for target in view.targets),
             clock=f"{view.wall:.1f}",
             every=f"{self._every:g}",
-            main=body(view, engine),
+            main=body(view, *chosen),
         )
         return Answer(text.encode("utf-8", "replace"), "text/html; charset=utf-8")
 
 
-def _names(view: View) -> set[str]:
-    return {
-        name for target in view.targets if target.reading is not None for name in engine_names(target.reading)
+def _known(view: View, chosen: Chosen) -> Chosen:
+    """The names that there are; None in place of others."""
+    engine, target = chosen
+    if target not in {one.name for one in view.targets if one.name}:
+        target = None
+    engines = {
+        name
+        for one in view.targets
+        if one.reading is not None and target in (None, one.name)
+        for name in engine_names(one.reading)
     }
+    return (engine if engine in engines else None), target
 
 
-def _history(view: View, engine: str | None) -> Answer:
-    """Columns by engine; times in seconds since ``start``, which is in unix seconds."""
+def _history(view: View, chosen: Chosen) -> Answer:
+    """Columns by engine; times in seconds since ``start``, which is in unix seconds.
+
+    A target that the page does not show in full has no columns: of hundreds that would be seconds' work.
+    """
+    engine, name = chosen
+    full = shown_targets(view, name)
     targets = [
         {
             "url": target.url,
             "start": round(view.wall - view.now + _start(view, target), 3),
             "now": round(view.now - _start(view, target), 3),
-            "engines": target.timeline.as_object(None if engine is None else (engine,)),
+            "engines": target.timeline.as_object(None if engine is None else (engine,))
+            if index in full
+            else {},
         }
-        for target in view.targets
+        for index, target in enumerate(view.targets)
     ]
     document = {"seconds": SECONDS, "columns": ["t", *COLUMNS], "targets": targets}
     text = json.dumps(document, separators=(",", ":"))
@@ -157,7 +177,7 @@ def assets() -> tuple[Mapping[str, Answer], str]:
 
 
 def _file(name: str) -> bytes:
-    return resources.files(__package__).joinpath("page", name).read_bytes()
+    return Path(__file__).parent.joinpath("page", name).read_bytes()
 
 
 def own_lines(own: OwnMetrics, process: Iterable[Metric], wall: float) -> Mapping[str, str]:
