@@ -1,18 +1,23 @@
-"""The exporter's web server: metrics, health, the state as JSON, a page that says where things are."""
+"""The exporter's web server: metrics, health, the state as JSON, the status page."""
 
+import asyncio
+import contextlib
 import errno
+import gzip
 import logging
 import socket
-from collections.abc import Callable, Mapping
-from html import escape
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
-from exporter import __version__
+from exporter.publish.connections import HANDSHAKE_SECONDS, Connections
+from exporter.publish.page import ASSETS, Answer, Page, assets
+from exporter.publish.scrape import Scrape, encoder
+
+if TYPE_CHECKING:
+    from exporter.publish.webconfig import Guard
 
 __all__ = ["WebServer", "make_app"]
 
@@ -22,55 +27,44 @@ log = logging.getLogger(__name__)
 _SHUTDOWN_SECONDS: Final = 0.5
 # Larger answers are compressed in a thread: the loop has polls to start.
 _COMPRESS_APART: Final = 1 << 18
-_PLAIN: Final = "text/plain"
+_FAST: Final = 1  # a level of gzip; text of metrics is full of repetitions
+# A browser takes nothing from elsewhere and sends nothing there, and no text ever becomes markup.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'"
+)
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
 }
-_PAGE: Final = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>vLLM preemption exporter</title>
-<style>
-body {{ font-family: system-ui, sans-serif; margin: 2rem; max-width: 40rem; color-scheme: light dark }}
-</style>
-</head>
-<body>
-<h1>vLLM preemption exporter {version}</h1>
-<p>Watches {target}: <strong>{state}</strong></p>
-<ul>
-<li><a href="metrics">metrics</a> for Prometheus</li>
-<li><a href="api/v1/status">api/v1/status</a>, the state as JSON</li>
-<li><a href="-/healthy">-/healthy</a> and <a href="-/ready">-/ready</a> for probes; neither depends on
-vLLM</li>
-</ul>
-<p>vLLM writes a line to its access log for every poll unless it runs with
-<code>--disable-access-log-for-endpoints /metrics</code>.</p>
-</body>
-</html>
-"""
+_NOT_KEPT: Final = "no-store"
+_KEPT: Final = "public, max-age=31536000, immutable"
 
 
-def make_app(registry: CollectorRegistry, status: Callable[[], Mapping[str, Any]]) -> web.Application:
+def make_app(
+    registry: CollectorRegistry | Scrape,
+    status: Callable[..., Mapping[str, Any] | Awaitable[bytes]],
+    page: Page | None = None,
+) -> web.Application:
     """The application.
 
     Args:
-        registry: whose collectors do no I/O: they run on the event loop.
-        status: the state now, ready for JSON.
+        registry: what `/metrics` shows; collectors do no I/O, for they run on the event loop.
+        status: the state now, ready for JSON, or as JSON once it is made; of the target of a name where one
+            is asked for.
+        page: the status page; without it there is none.
     """
 
     async def metrics(request: web.Request) -> web.Response:
-        encoder, content_type = _encoder(request.headers.get("Accept", ""))
-        response = web.Response(
-            body=encoder(registry),
-            headers={"Content-Type": content_type},
-            zlib_executor_size=_COMPRESS_APART,
-        )
-        response.enable_compression()
-        return response
+        accept = request.headers.get("Accept", "")
+        if isinstance(registry, Scrape):
+            body, content_type = await registry.text(accept)
+        else:
+            encode, content_type = encoder(accept)
+            body = encode(registry)
+        return await _packed(request, body, content_type)
 
     async def healthy(_request: web.Request) -> web.Response:
         return web.Response(text="vllm-preemption-exporter is healthy\n")
@@ -78,15 +72,14 @@ def make_app(registry: CollectorRegistry, status: Callable[[], Mapping[str, Any]
     async def ready(_request: web.Request) -> web.Response:
         return web.Response(text="vllm-preemption-exporter is ready\n")
 
-    async def state(_request: web.Request) -> web.Response:
-        return web.json_response(status(), headers={"Cache-Control": "no-store"})
-
-    async def page(_request: web.Request) -> web.Response:
-        target = status()["targets"][0]
-        text = _PAGE.format(
-            version=escape(__version__), target=escape(target["url"]), state=escape(_state_of(target))
-        )
-        return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
+    async def state(request: web.Request) -> web.Response:
+        wanted = request.query.get("target")
+        told = status() if wanted is None else status(wanted)
+        if isinstance(told, Mapping):
+            return web.json_response(told, headers={"Cache-Control": _NOT_KEPT})
+        response = await _packed(request, await told, "application/json; charset=utf-8")
+        response.headers["Cache-Control"] = _NOT_KEPT
+        return response
 
     app = web.Application(client_max_size=1024)
     app.add_routes(
@@ -95,19 +88,56 @@ def make_app(registry: CollectorRegistry, status: Callable[[], Mapping[str, Any]
             web.get("/-/healthy", healthy),
             web.get("/-/ready", ready),
             web.get("/api/v1/status", state),
-            web.get("/", page),
         ]
     )
+    if page is not None:
+        app.add_routes(_page_routes(page))
     app.on_response_prepare.append(_add_headers)
     return app
 
 
-def _encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
-    """The format that is asked for, the plain one where the question makes no sense."""
-    try:
-        return choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is no number
-        return choose_encoder(_PLAIN)
+def _page_routes(page: Page) -> list[web.RouteDef]:
+    async def html(request: web.Request) -> web.Response:
+        asked = request.query
+        return _answer(request, page.html(asked.get("engine"), asked.get("target")), _NOT_KEPT)
+
+    async def history(request: web.Request) -> web.Response:
+        asked = request.query
+        return _answer(request, page.history(asked.get("engine"), asked.get("target")), _NOT_KEPT)
+
+    async def asset(request: web.Request) -> web.Response:
+        files, version = assets()
+        kept = _KEPT if request.query.get("v") == version else "no-cache"
+        return _answer(request, files[request.path.rpartition("/")[2]], kept)
+
+    return [
+        web.get("/", html),
+        web.get("/api/v1/history", history),
+        *(web.get(f"/{name}", asset) for name in ASSETS),
+    ]
+
+
+def _answer(request: web.Request, answer: Answer, kept: str) -> web.Response:
+    """An answer that was made before, compressed for whoever takes it."""
+    headers = {"Content-Type": answer.content_type, "Cache-Control": kept, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        return web.Response(body=answer.packed, headers=headers | {"Content-Encoding": "gzip"})
+    return web.Response(body=answer.body, headers=headers)
+
+
+async def _packed(request: web.Request, body: bytes, content_type: str) -> web.Response:
+    """An answer that is compressed for whoever takes it; a large one in a thread, and fast."""
+    headers = {"Content-Type": content_type}
+    if len(body) < _COMPRESS_APART:
+        response = web.Response(body=body, headers=headers)
+        response.enable_compression()
+        return response
+    headers["Vary"] = "Accept-Encoding"
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        running = asyncio.get_running_loop()
+        body = await running.run_in_executor(None, gzip.compress, body, _FAST)
+    return web.Response(body=body, headers=headers)
 
 
 async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
@@ -115,26 +145,33 @@ async def _add_headers(_request: web.Request, response: web.StreamResponse) -> N
     response.headers.pop("Server", None)
 
 
-def _state_of(target: Mapping[str, Any]) -> str:
-    if target["up"] is None:
-        return "not asked yet"
-    return "up" if target["up"] else f"down ({target['error']})"
-
-
 class WebServer:
     """Serves an application until it is stopped."""
 
-    def __init__(self, app: web.Application, host: str, port: int) -> None:
+    def __init__(self, app: web.Application, host: str, port: int, config_file: str | None = None) -> None:
         """Prepare, without opening anything.
 
         Args:
             app: what to serve.
             host: address to listen on; ``::`` means every address, IPv4 too.
             port: 0 for any free one.
+            config_file: path of a web configuration, for TLS and basic authentication.
+
+        Raises:
+            ConfigError: the web configuration cannot be used.
         """
+        self._guard = _guard(config_file) if config_file else None
+        if self._guard is not None:
+            app.middlewares.insert(0, self._guard.middleware)
+            app.on_response_prepare.append(self._guard.headers)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        self._connections = Connections(self._protocol)
+        app.middlewares.insert(0, self._connections.middleware)
         self._host = host
         self._port = port
+        self._listener: socket.socket | None = None
+        self._door: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Listen, and return the base URL of the server.
@@ -143,21 +180,73 @@ class WebServer:
             OSError: the address cannot be listened on.
         """
         try:
-            listener = _listen(self._host, self._port)
+            listener = self._listener = _listen(self._host, self._port)
         except OSError as problem:
             where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
             why = str(problem.strerror or problem).partition(" (while")[0].lower()
             raise OSError(problem.errno, f"cannot listen on {where}: {why}") from problem
         await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        await self._open()
+        if self._guard is not None:
+            self._watching = asyncio.create_task(self._watch(self._guard))
         host, port = listener.getsockname()[:2]
         if host in ("::", "0.0.0.0"):  # noqa: S104 (a comparison)
             host = "localhost"
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._guard is not None and self._guard.context is not None else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def stop(self) -> None:
-        """Finish the answers under way and close."""
+        """Finish the answers under way and close; who does not read its answers is cut off."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        if self._door is not None:
+            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
+        server = self._runner.server
+        transports = [handler.transport for handler in server.connections] if server else []
         await self._runner.cleanup()
+        for transport in transports:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+        self._connections.close()
+
+    async def _open(self) -> None:
+        """Accept connections, from now on with the TLS settings of now."""
+        assert self._listener is not None  # noqa: S101 (it listens)
+        context = self._guard.context if self._guard is not None else None
+        before, self._door = (
+            self._door,
+            await asyncio.get_running_loop().create_server(
+                self._connections,
+                sock=self._listener.dup(),  # no connection is lost between the old settings and the new
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if context is not None else None,
+            ),
+        )
+        if before is not None:
+            before.close()
+            self._connections.finish()
+
+    def _protocol(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # noqa: S101 (it was set up before it listens)
+        return server()
+
+    async def _watch(self, guard: "Guard") -> None:
+        """Use a web configuration that has changed."""
+        while True:
+            await asyncio.sleep(guard.seconds)
+            if guard.refresh():
+                await self._open()
+
+
+def _guard(path: str) -> "Guard":
+    from exporter.publish import webconfig  # noqa: PLC0415 (most sidecars have none)
+
+    return webconfig.Guard(path)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -21,6 +21,7 @@ from exporter.pipeline import Pipeline
 from exporter.publish import own
 from exporter.publish.metrics import EXPORTER_METRICS, METRICS, PREFIX, SERIES_PER_ENGINE, ReadingCollector
 from exporter.vllm.client import Answer
+from exporter.vllm.series import bounded
 from exporter.watch import PollOutcome
 
 WALL = 1_700_000_000.0
@@ -367,13 +368,13 @@ HOSTILE = ['a"} 1\nvllm_pressure_up 7', "back\\slash", "a\\nb", "ключ-模型
 
 @pytest.mark.parametrize("model", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_label_value_stays_a_label_value(model):
-    """Nothing in a model's name begins a line, ends a label or is lost."""
+    """Nothing in a model's name begins a line or ends a label; what is too long leaves a hash behind."""
     escaped = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     body = f'vllm:num_requests_running{{engine="0",model_name="{escaped}"}} 3.0\n'.encode()
     text = scrape(fed(body))
     shown = series(text)
     assert shown[PREFIX + "up", ()] == 1.0
-    assert shown[PREFIX + "requests_running", (("engine", "0"), ("model_name", model))] == 3.0
+    assert shown[PREFIX + "requests_running", (("engine", "0"), ("model_name", bounded(model)))] == 3.0
 
 
 def test_a_label_value_that_is_not_utf_8_does_not_break_a_scrape():
@@ -429,6 +430,28 @@ def test_what_was_never_measured_is_absent():
     assert not {"exporter_poll_interval_seconds", "exporter_body_bytes"} & shown
 
 
+def test_a_reload_that_failed_keeps_the_time_of_the_last_good_one():
+    """Two gauges, as Prometheus has them; neither before the configuration was read at all."""
+    one = own.OwnMetrics()
+    assert not {name for name in names(text_of(one)) if "reload" in name}
+    one.reloaded(WALL)
+    one.reloaded(None)
+    shown = series(text_of(one))
+    assert shown[PREFIX + "exporter_config_last_reload_successful", ()] == 0
+    assert shown[PREFIX + "exporter_config_last_reload_success_timestamp_seconds", ()] == WALL
+
+
+def test_polls_are_counted_by_target_where_there_are_several():
+    """What is of the exporter as a whole stays without a target."""
+    whole, one = own.OwnMetrics(apart=True), own.PollCounts([("target", "h:1")])
+    one.poll(outcome(fed(BODY)))
+    whole.poll(outcome(fed(BODY)))
+    shown = series(text_of(whole, one))
+    assert shown[PREFIX + "exporter_polls_total", (("target", "h:1"),)] == 1
+    assert (PREFIX + "exporter_polls_total", ()) not in shown
+    assert any(name == PREFIX + "exporter_build_info" for name, _ in shown)
+
+
 def test_every_row_about_the_exporter_is_shown():
     """Name, type and help as in the table."""
     one = own.OwnMetrics()
@@ -436,6 +459,8 @@ def test_every_row_about_the_exporter_is_shown():
     one.poll(outcome(fed("timeout"), error="timeout"))
     one.collect_error("up")
     one.notified("sent", 1)
+    one.reloaded(WALL)
+    one.targets, one.discovery_failures = {"dns": 3}, {"dns": 0}
     rows = {PREFIX + row.name: row for row in EXPORTER_METRICS}
     shown = {family.name.removesuffix("_info"): family for family in read_text(text_of(one))}
     assert shown.keys() == rows.keys()

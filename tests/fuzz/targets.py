@@ -1,0 +1,289 @@
+"""What is fuzzed, and what must hold for every input."""
+
+import gzip
+import math
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import recorded
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from exporter.config import AnalysisConfig, ConfigError, describe, load
+from exporter.pipeline import MAX_REMEMBERED, Pipeline
+from exporter.publish.metrics import ReadingCollector
+from exporter.publish.webconfig import read as read_web
+from exporter.recording import Header, Poll, RecordingError, anonymise
+from exporter.recording import read as read_recording
+from exporter.vllm import names
+from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
+from exporter.vllm.series import MOST_CHARACTERS
+
+sys.path.insert(0, str(recorded.TESTS / "vllm"))
+
+from reference import classic_samples, engines
+
+CORPUS = Path(__file__).parent / "corpus"
+LONGEST = 6000
+# Every so many inputs are held against prometheus-client, which takes much longer.
+DIFFERENTIAL = 3
+
+Check = Callable[[bytes], None]
+
+
+def stored(name: str) -> list[bytes]:
+    """The corpus of a target."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]
+
+
+def bodies() -> list[bytes]:
+    """Small seeds out of recorded bodies: some families each, of several releases and one storm."""
+    random_ = random.Random(5)
+    seeds = stored("reader")
+    for path in recorded.EXPOSITIONS[::4]:
+        families = recorded.exposition(path).split(b"# HELP ")
+        core = [one for one in families if one.startswith(b"vllm:num_requests_running")]
+        for _ in range(6):
+            seeds.append(b"# HELP ".join([b"", *core, *random_.sample(families, 6)])[:LONGEST])
+    for poll in recorded.polls(recorded.EXHAUSTION)[100:160:10]:
+        lines = [line for line in poll.body.splitlines(keepends=True) if not line.startswith(b"#")]
+        seeds.append(b"".join(random_.sample(lines, min(len(lines), 40))))
+    return seeds
+
+
+class ReaderTarget:
+    """The reader of bodies: refuses by its own error, reads the same twice, and as prometheus-client does."""
+
+    def __init__(self) -> None:
+        self.seeds = bodies()
+        self._used = Reader()
+        self._number = 0
+
+    def __call__(self, body: bytes) -> None:
+        """Read one body with a new reader and with a used one."""
+        self._number += 1
+        try:
+            fresh = Reader().read(body)
+        except ExpositionError:
+            fresh = None
+        try:
+            used = self._used.read(body)
+        except ExpositionError:
+            used = None
+        assert (fresh is None) == (used is None), "a used reader disagrees on what can be read"
+        if fresh is None:
+            return
+        check_values(fresh)
+        check_values(used)
+        if not any(engine.duplicates for engine in fresh.engines.values()):
+            assert fresh == used, "a used reader reads another thing"
+        if self._number % DIFFERENTIAL == 1:
+            self._differential(body, fresh)
+            KNOWN.clear()
+            again = Reader().read(body)
+            assert again == fresh, "what is remembered of series changes the result"
+
+    @staticmethod
+    def _differential(body: bytes, ours: Exposition) -> None:
+        """Where prometheus-client reads a text and nothing was unreadable here, the values are the same."""
+        if ours.truncated or ours.unreadable or ours.dropped:
+            return
+        try:
+            text = body.decode()
+            samples = classic_samples(body)
+        except Exception:  # noqa: BLE001 (it is stricter, in many ways)
+            return
+        if not _plain(text):
+            return
+        theirs = engines(samples)
+        assert set(ours.engines) == set(theirs), "other engines than prometheus-client finds"
+        for key, expected in theirs.items():
+            assert dict(ours.engines[key].values) == expected.values, "other values than prometheus-client"
+            assert set(ours.engines[key].untrusted) == expected.untrusted
+
+
+def _plain(text: str) -> bool:
+    """Whether a text is of the kind on which both must agree.
+
+    prometheus-client cuts lines at other characters than line feeds, looks for numbers in other places where
+    a line has several blanks or a comment behind it, and takes words in braces that are no labels.
+    """
+    return text.isascii() and all(_plain_line(line) for line in text.split("\n"))
+
+
+def _plain_line(line: str) -> bool:
+    if not line or line.startswith("# "):
+        return True
+    series, _, number = line.rpartition(" ")
+    return (
+        line.isprintable()
+        and "\\" not in line
+        and not set("#_ ") & set(number)
+        and (series.endswith("}") or series.replace("_", "").replace(":", "").isalnum())
+        and " " not in series
+        and (series.count("{"), series.count("}")) in ((0, 0), (1, 1))
+        and _plain_labels(series)
+    )
+
+
+def _plain_labels(series: str) -> bool:
+    inside = series.partition("{")[2].rpartition("}")[0]
+    for pair in inside.split(",") if inside else ():
+        name, equals, value = pair.partition("=")
+        quoted = len(value) >= 2 and value[0] == value[-1] == '"' and '"' not in value[1:-1]
+        if not (name.isidentifier() and equals and quoted):
+            return False
+        if len(value) > MOST_CHARACTERS:
+            return False
+    known = [pair.partition("=")[0] for pair in inside.split(",")]
+    return len(known) == len(set(known))
+
+
+def check_values(exposition: Exposition) -> None:
+    """Whatever was read: numbers are numbers, and what is kept is bounded."""
+    assert len(exposition.engines) <= MAX_REMEMBERED
+    for key, engine in exposition.engines.items():
+        assert max(map(len, key)) <= MOST_CHARACTERS
+        assert all(map(str.isprintable, key))
+        assert all(0 <= value <= names.LARGEST for value in engine.values.values())
+        for counts in engine.buckets.values():
+            assert all(0 <= count <= names.LARGEST for count in counts.values())
+            assert not any(map(math.isnan, counts))
+    assert exposition.start_time is None or 0 < exposition.start_time < math.inf
+
+
+class PipelineTarget:
+    """The way of a body to the exported text: nothing raises, no counter of an engine falls."""
+
+    def __init__(self) -> None:
+        self.seeds = bodies()
+        self._start()
+
+    def _start(self) -> None:
+        self._t = 0.0
+        self._polls = 0
+        self._counted: dict[tuple[str, str, str], float] = {}
+        self._pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._failed: list[str] = []
+
+    def __call__(self, body: bytes) -> None:
+        """One poll more; now and then a scrape, and a new pipeline."""
+        if self._polls >= 1000:
+            self._start()
+        self._polls += 1
+        self._t += 1.0
+        reading = self._pipeline.feed(self._t, body, None)
+        for key, engine in reading.engines.items():
+            counted = engine.signals.preemptions_total
+            if counted is not None:
+                assert counted >= self._counted.get(key, 0.0), "a counter fell"
+                assert counted < math.inf
+                self._counted[key] = counted
+        if self._polls % 50 == 0:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(
+                ReadingCollector(lambda: reading, lambda: self._t, lambda: 1.7e9, self._failed.append)
+            )
+            generate_latest(registry)
+            assert not self._failed, f"metrics that failed: {self._failed}"
+
+
+class RecordingTarget:
+    """The reader of recordings: all that is readable, then its own error; and names are made anonymous."""
+
+    def __init__(self) -> None:
+        header = b'{"case": "fuzz", "interval": 1.0, "config": {"max_num_seqs": 8}, "probes": {}}\n'
+        lines = [
+            header,
+            b'{"t": 0.5, "body": "vllm:num_requests_running{model_name=\\"m\\"} 1\\n"}\n',
+            b'{"t": 1.5, "error": "timeout"}\n',
+        ]
+        plain = b"".join(lines)
+        self.seeds = [
+            *stored("recording"),
+            plain,
+            gzip.compress(plain, 9, mtime=0),
+            b"".join(gzip.compress(one, 9, mtime=0) for one in lines),
+        ]
+        shared = Path("/dev/shm")
+        folder = shared if os.access(shared, os.W_OK) else None
+        self._file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115 (as long as the target)
+
+    def __call__(self, text: bytes) -> None:
+        """Read one file."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(text)
+        self._file.flush()
+        before = -math.inf
+        with suppress(RecordingError):
+            for number, line in enumerate(read_recording(self._file.name)):
+                assert isinstance(line, Poll if number else Header)
+                if isinstance(line, Poll):
+                    assert line.t >= before
+                    before = line.t
+        anonymise(text)
+
+
+class ConfigurationTarget:
+    """Files of configuration, both kinds: a good one, or all that is wrong with it."""
+
+    def __init__(self) -> None:
+        self.seeds = stored("configuration")
+
+    def __call__(self, text: bytes) -> None:
+        """Load one text as both."""
+        try:
+            shown = text.decode()
+        except UnicodeDecodeError:
+            return
+        _outcome(lambda: describe(load({"config.file": "fuzz.yaml"}, {}, lambda _path: shown)))
+        _outcome(lambda: read_web(shown, "web.yml"))
+        # The same text as a value of every kind that a flag may have.
+        for key in (
+            "web.listen_address",
+            "poll.interval",
+            "poll.max_body_bytes",
+            "engine.args",
+            "target.url",
+        ):
+            with suppress(ConfigError):
+                load({key: shown[:200]}, {}, lambda _path: "")
+
+
+def _outcome(reading: Callable[[], object]) -> None:
+    """Read, or be told all that is wrong."""
+    try:
+        reading()
+    except ConfigError as problem:
+        refused = problem.problems
+    else:
+        return
+    assert refused, "refused without a reason"
+
+
+# Name -> target, and its share of the inputs: the dearer the fewer.
+TARGETS: Mapping[str, tuple[Callable[[], Check], float]] = {
+    "reader": (ReaderTarget, 0.6),
+    "pipeline": (PipelineTarget, 0.1),
+    "recording": (RecordingTarget, 0.2),
+    "configuration": (ConfigurationTarget, 0.1),
+}
+
+
+def corpus_files() -> Iterator[tuple[str, Path]]:
+    """Every stored input with its target."""
+    for name in TARGETS:
+        for path in sorted((CORPUS / name).glob("*")):
+            yield name, path
+
+
+def seeds_of(target: Check) -> Sequence[bytes]:
+    """What a target's mutants are made from."""
+    return target.seeds  # type: ignore[attr-defined]

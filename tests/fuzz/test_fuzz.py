@@ -1,0 +1,28 @@
+"""A bounded run of the fuzzer, and every stored input."""
+
+import secrets
+
+import pytest
+
+from fuzz.run import run
+from fuzz.targets import TARGETS, corpus_files
+
+FILES = list(corpus_files())
+SECONDS = 2.5  # per target
+
+
+@pytest.mark.parametrize(("name", "path"), FILES, ids=[f"{name}-{path.name}" for name, path in FILES])
+def test_every_stored_input_is_survived(name, path):
+    """What once broke something, and what was thought of by hand."""
+    target = TARGETS[name][0]()
+    for _ in range(2):
+        target(path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutants_are_survived(name):
+    """Other ones at every run; what is found is shown, to be stored."""
+    seed = secrets.randbits(32)
+    outcome = run(name, seed, seconds=SECONDS)
+    assert outcome.inputs > 100
+    assert not outcome.found, f"seed {seed}: {outcome.found[0].problem}\n{outcome.found[0].input!r}"
