@@ -3,7 +3,7 @@
 # make check   the two-minute loop: format, lint, types, tests that need only Python
 PY := .venv/bin/python
 
-.PHONY: setup demo check test format bench docs screenshots lock
+.PHONY: setup demo check test format bench fuzz docs screenshots lock
 
 setup:
 	@.ci/setup
@@ -15,11 +15,11 @@ check: setup
 	$(PY) -m ruff format --check -q .
 	$(PY) -m ruff check -q .
 	$(PY) -m mypy
-	$(PY) -m pytest -q -n auto --dist worksteal -m "not programs"
+	$(PY) -m pytest -q -n auto --dist worksteal -m "not programs and not long"
 
 test: check
 	@.ci/programs
-	$(PY) -m pytest -q -m programs
+	$(PY) -m pytest -q -m "programs or long"
 
 format: setup
 	$(PY) -m ruff format .
@@ -27,6 +27,9 @@ format: setup
 
 bench: setup
 	$(PY) -m bench
+
+fuzz: setup
+	cd tests && ../$(PY) -m fuzz
 
 docs: setup
 	$(PY) -m exporter.publish.reference .

@@ -1,16 +1,24 @@
-"""``python -m bench [NAME ...]``: run all benchmarks, or those named; exit 1 when a figure misses its bar."""
+"""``python -m bench [NAME ...]``: run all benchmarks, or those named; exit 1 when a figure misses its bar.
+
+What was measured goes to bench/RESULTS.md and bench/results.json too.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bench import Row, page, reader, serve, simulator
+from bench import Row, detection, page, peers, poll, reader, results, scale, serve, server_cost, simulator
 
 BENCHMARKS: Final[Mapping[str, Callable[[], list[Row]]]] = {
     "reader": reader.run,
+    "poll": poll.run,
+    "peers": peers.run,
     "serve": serve.run,
+    "server cost": server_cost.run,
+    "detection": detection.run,
     "simulator": simulator.run,
     "page": page.run,
+    "scale": scale.run,
 }
 
 
@@ -23,7 +31,9 @@ def main(chosen: list[str]) -> int:
     missed = 0
     print(f"{'benchmark':<12} {'what':<48} {'figure':>12}  bar")
     for name in chosen or BENCHMARKS:
-        for row in BENCHMARKS[name]():
+        rows = BENCHMARKS[name]()
+        results.keep(name, rows)
+        for row in rows:
             bar = "" if row.bar is None else f"{row.side} {row.bar:g} {row.unit}"
             verdict = "" if row.holds else "  MISSED"
             print(f"{name:<12} {row.what:<48} {row.figure:>9.2f} {row.unit:<2}  {bar}{verdict}")

@@ -7,11 +7,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from exporter import __version__, logs, loop
-from exporter.config import Config, ConfigError, add_flags, describe, flags_given, load
+from exporter.config import Config, ConfigError, TargetConfig, add_flags, describe, flags_given, load
 from exporter.options import Refused, duration
 from exporter.rules.options import add_arguments as add_rule_arguments
 
@@ -77,10 +78,15 @@ def _run(given: list[str]) -> int:
     except SystemExit as end:  # argparse has said what there was to say
         return usage if end.code else OK
     try:
-        config = load(_flags(options), os.environ, _read_text)
+        config = load(flags_given(options), os.environ, _read_text, getattr(options, "url", None))
     except ConfigError as problem:
         _complain_of(problem)
         return usage
+    if given[0] != "serve" and not config.alone:
+        if _asks_one(given[0], options):
+            _complain(_which_one(given[0], config))
+            return usage
+        config = replace(config, targets=(TargetConfig(),), targets_dns=(), targets_file_sd=())
     logs.set_up(config.log.level, config.log.format)
     run: Run = options.run
     try:
@@ -304,7 +310,7 @@ def _serve(options: argparse.Namespace, config: Config) -> int:
         return OK
     from exporter import serve  # noqa: PLC0415 (the other commands need no server)
 
-    loop.run(serve.run(config))
+    loop.run(serve.run(config, functools.partial(load, flags_given(options), os.environ, _read_text)))
     return OK
 
 
@@ -445,10 +451,18 @@ class _Progress:
             print(file=sys.stderr)
 
 
-def _flags(options: argparse.Namespace) -> dict[str, str]:
-    flags = flags_given(options)
-    url = getattr(options, "url", None)
-    return {**flags, "target.url": url} if url is not None else flags
+def _asks_one(command: str, options: argparse.Namespace) -> bool:
+    """Whether a command is about one server, and none was named that it could be."""
+    if command == "whatif":
+        return options.source is None and options.rate is None and options.clients is None
+    return command in {"check", "record"}
+
+
+def _which_one(command: str, config: Config) -> str:
+    found = len(config.targets_dns) + len(config.targets_file_sd)
+    named = f"{len(config.targets)} targets" + (f" and {found} ways to find more" if found else "")
+    wanted = "http://EXPORTER:21900/?target=HOST:PORT" if command == "whatif" else "http://HOST:PORT/metrics"
+    return f"the configuration names {named}, and {command} is about one: expected its URL, {wanted}"
 
 
 def _duration(text: str) -> float:

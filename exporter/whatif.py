@@ -133,16 +133,21 @@ def _of_exporter(url: str, options: argparse.Namespace) -> tuple[str, Present]:
 
     parts = urlsplit(url)
     path = parts.path if parts.path.endswith(_STATUS) else f"{parts.path.rstrip('/')}/{_STATUS}"
-    where = parts._replace(path=path, query="", fragment="").geturl()
+    where = parts._replace(path=path, fragment="").geturl()
     try:
         answer = requests.get(where, timeout=_SECONDS)
         answer.raise_for_status()
-        target = answer.json()["targets"][0]
+        targets = answer.json()["targets"]
+        target = targets[0]
     except (requests.RequestException, ValueError, LookupError, TypeError) as problem:
         why = "refused" if isinstance(problem, requests.ConnectionError) else "no answer of an exporter"
         raise PresentError(
             f"{where}: {why}; wanted a running exporter (for a vLLM server use check --what-if)"
         ) from problem
+    if len(targets) > 1:
+        raise PresentError(
+            f"{where}: watches {len(targets)} servers; expected one of them, ?target=HOST:PORT"
+        )
     return _read(target, options)
 
 

@@ -296,7 +296,8 @@ def test_the_text_obeys_no_escape_sequence_of_a_label(run, tmp_path):
     status, out, _ = run("replay", path)
     assert status == 0
     assert "\x1b" not in out
-    assert r"engine \x1b[2J\u0436" in out
+    # Control characters end where series are read; what marks the change keeps two names apart.
+    assert r"engine \ufffd[2J\u0436~" in out
 
 
 def storm_file() -> bytes:
@@ -715,3 +716,51 @@ def test_a_demo_whose_reader_has_left_is_no_error():
     done = shell('"$@" | head -1', "demo", *ANYWHERE)
     assert done.stdout.startswith("A simulated vLLM")
     assert done.stderr == ""
+
+
+# Several targets
+
+
+@pytest.fixture
+def several(tmp_path):
+    """A configuration that names two servers and a way to find more."""
+    path = tmp_path / "several.yaml"
+    path.write_text("targets: [{url: 'http://a'}, {url: 'http://b'}]\ntargets_dns: [{name: x}]\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [(("check",), 3), (("record", "-o", "x.jsonl"), 2), (("whatif",), 2)]
+)
+def test_what_is_about_one_server_asks_which(run, several, command, status):
+    """Where the configuration names several; nobody is asked anything."""
+    told = run(*command, "--config.file", several)
+    assert told[:2] == (status, "")
+    assert "names 2 targets and 1 ways to find more" in told[2]
+    assert f"{command[0]} is about one: expected its URL" in told[2]
+
+
+def test_a_url_says_which_of_several_servers_is_meant(run, several, tmp_path):
+    """With what the file tells of it."""
+    path = tmp_path / "run.jsonl"
+    with Upstream(BODY) as upstream:
+        several.write_text(
+            f"targets: [{{url: '{upstream.url}', config: {{max_num_seqs: 64}}}}, {{url: 'http://b'}}]\n"
+        )
+        arguments = ("record", upstream.url, "-o", path, "--for", "300ms", "--config.file", several, *FAST)
+        assert run(*arguments)[0] == 0
+    assert recorded_file(path)[0].config == {"max_num_seqs": 64}
+
+
+def test_a_recording_is_replayed_whatever_the_configuration_watches(run, several, tmp_path):
+    """Facts of some server are not those of the recording's."""
+    path = recording(tmp_path / "f.jsonl", Poll(0.0, BODY))
+    assert run("replay", path, "--config.file", several)[0] == 0
+
+
+def test_several_targets_are_checked_and_shown(run, several):
+    """As the file that would give them."""
+    status, out, _ = run("--config.check", "--config.file", several)
+    assert status == 0
+    assert re.search(r"^targets_dns:\n- name: x$", out, re.MULTILINE) or "name: x" in out
+    assert out.count("url: http") == 2

@@ -369,22 +369,119 @@ def test_a_file_that_cannot_be_read_is_told(error, told):
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("targets: []", ["targets: expected one target, got none (without the key the default is watched)"]),
+        ("targets: []", ["targets: expected a target, got none (without the key the default is watched)"]),
         (
             "targets: [{url: 'http://a'}, {url: b}]",
-            [
-                "targets: expected one target, got 2; one process watches one target",
-                "targets[1].url: expected a url that begins with http:// or https://, got 'b'",
-            ],
+            ["targets[1].url: expected a url that begins with http:// or https://, got 'b'"],
+        ),
+        (
+            "targets: [{url: 'http://a'}, {url: 'http://b'}, {url: 'http://a'}]",
+            ["targets[2]: the same as targets[0]; expected each once"],
         ),
         ("targets: {url: 'http://a'}", ["targets: expected a list such as [{url: ...}], got a mapping"]),
         ("targets: ['http://a']", ["targets[0]: expected a mapping of options, got text"]),
         ("targets: [~]", ["targets[0]: expected a mapping of options, got nothing"]),
+        ("targets_dns: {name: x}", ["targets_dns: expected a list such as [{name: ...}], got a mapping"]),
+        ("targets_dns: [{}]", ["targets_dns[0].name: expected a name to look up, got nothing"]),
+        (
+            "targets_dns: [{name: x, tls: {ca_file: /c}}]",
+            ["targets_dns[0].tls: has no effect without scheme https"],
+        ),
+        (
+            "targets_dns: [{name: 'a b'}]",
+            [
+                "targets_dns[0].name: expected a name that DNS knows,"  # noqa: ISC004 (one problem)
+                " such as vllm.prod.svc.cluster.local, got 'a b'"
+            ],
+        ),
+        (
+            "targets_dns: [{name: x, typ: a}]",
+            ["targets_dns[0].typ: unknown key (did you mean type?)"],
+        ),
+        (
+            f"targets_dns: [{{name: x, bearer_token: {HIDDEN}, bearer_token_file: /t}}]",
+            [
+                "targets_dns[0].bearer_token: expected either bearer_token or bearer_token_file, got both",
+            ],
+        ),
+        ("targets_file_sd: [{}]", ["targets_file_sd[0].files: expected a list of file names, got nothing"]),
+        (
+            "targets_file_sd: [{files: x.yml}]",
+            ["targets_file_sd[0].files: expected a list of file names, which may hold *, got text"],
+        ),
+        (
+            "targets_file_sd: [{files: [x.yml, /etc/passwd]}]",
+            ["targets_file_sd[0].files[1]: expected a name that ends in .json, .yml or .yaml"],
+        ),
+        (
+            "targets: [{url: 'http://a', labels: {a-b: x}}]",
+            ["targets[0].labels.a-b: expected the name of a label, which does not begin with __"],
+        ),
     ],
 )
-def test_exactly_one_target_is_expected(text, problems):
-    """The list is there for the day when one process watches several."""
+def test_lists_of_targets_are_checked(text, problems):
+    """Whether named or found; secrets are repeated nowhere."""
     assert problems_of(text) == problems
+
+
+def test_several_targets_and_ways_to_find_more():
+    """With what each entry says of how they are asked."""
+    config = from_file(
+        "targets: [{url: 'http://a'}, {url: 'http://b', labels: {pod: b}}]\n"
+        "targets_dns: [{name: vllm.prod.svc, port: 9, type: AAAA, refresh: 10s, config: {max_num_seqs: 8},"
+        f" headers: {{X-Key: {HIDDEN}}}}}]\n"
+        "targets_file_sd: [{files: [/etc/vllm/*.json, more.yml]}]\n"
+    )
+    assert [target.url for target in config.targets] == ["http://a/metrics", "http://b/metrics"]
+    (dns,) = config.targets_dns
+    assert (dns.name, dns.port, dns.type, dns.refresh) == ("vllm.prod.svc", 9, "aaaa", 10.0)
+    assert dns.target("http://1.2.3.4:9/metrics") == TargetConfig(
+        url="http://1.2.3.4:9/metrics", facts={"max_num_seqs": 8}, headers={"X-Key": Secret(HIDDEN)}
+    )
+    assert config.targets_file_sd[0].files[0] == "/etc/vllm/*.json"
+    assert HIDDEN not in describe(config)
+    assert not config.alone
+    assert from_file("targets_dns: [{name: x}]").targets == ()
+    assert from_file("targets: []\ntargets_dns: [{name: x}]").targets == ()
+
+
+def test_files_count_from_the_folder_of_the_configuration():
+    """As in Prometheus; absolute names stay."""
+    text = "targets_file_sd: [{files: [a/*.yml, /b.json]}]"
+    config = load({"config.file": "/etc/vllm/config.yaml"}, {}, lambda _: text)
+    assert config.targets_file_sd[0].files == ("/etc/vllm/a/*.yml", "/b.json")
+
+
+def test_one_target_is_single_until_it_has_labels():
+    """Then it is one of several, as far as its series are concerned."""
+    assert Config().is_single
+    assert not from_file("targets: [{url: 'http://a', labels: {pod: x}}]").is_single
+    assert from_file("targets: [{url: 'http://a', labels: {pod: x}}]").alone
+    assert not from_file("targets: [{url: 'http://a'}, {url: 'http://b'}]").alone
+    assert not from_file("targets: [{url: 'http://a'}]\ntargets_dns: [{name: x}]").alone
+
+
+def test_the_one_server_that_is_meant_goes_before_all_that_the_file_names():
+    """With what the file says of it, or without."""
+    text = (
+        "targets: [{url: 'http://a', config: {max_num_seqs: 8}}, {url: 'http://b'}]\ntargets_dns: [{name: x}]"
+    )
+    read = {"config.file": "/c"}
+    config = load(read, {}, lambda _: text, "http://a/metrics")
+    assert config.targets == (TargetConfig(url="http://a/metrics", facts={"max_num_seqs": 8}),)
+    assert config.is_single
+    assert load(read, {}, lambda _: text, "http://c").targets == (TargetConfig(url="http://c/metrics"),)
+    with pytest.raises(ConfigError, match=r"--target\.url: expected a url"):
+        load(read, {}, lambda _: text, "c")
+
+
+def test_a_switch_needs_no_value():
+    """As in Prometheus; with one it may be switched off."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    for ending, value in (([], True), (["false"], False)):
+        flags = flags_given(parser.parse_args(["--web.enable-lifecycle", *ending]))
+        assert load(flags, {}, no_file).web.enable_lifecycle is value
 
 
 @pytest.mark.parametrize(
@@ -820,7 +917,9 @@ def test_the_reference_is_a_table_of_all_options():
     head, rule, *lines = reference().splitlines()
     assert rule == "|---|---|---|---|---|---|"
     assert {line.replace("\\|", "").count("|") for line in [head, *lines]} == {7}
-    assert len(lines) == len(OPTIONS) + len(FACTS)
+    found = [line for line in lines if line.startswith(("| `targets_dns[0].", "| `targets_file_sd[0]."))]
+    assert len(lines) == len(OPTIONS) + len(FACTS) + len(found)
+    assert len(found) > 20
     assert (
         "| `poll.interval` | `--poll.interval` | `VLLM_PRESSURE_POLL_INTERVAL` | 1s | time between polls; "
         "a storm builds up in seconds | a duration from 100ms to 1m (such as 500ms, 10s, 2m, 1h) |"
@@ -839,6 +938,8 @@ def test_a_description_is_a_file_that_gives_the_same_configuration():
         "interval": "1.0001s",
         "timeout": "333ms",
         "max_body_bytes": 1025,
+        "concurrency": 256,
+        "max_targets": 1000,
     }
 
 

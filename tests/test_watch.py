@@ -234,6 +234,22 @@ def test_every_poll_becomes_an_outcome():
     assert [one.interval for one in world.outcomes] == [1.0] * 3
 
 
+def test_a_process_that_is_late_itself_does_not_blame_the_server():
+    """It began 0.3 s late and so read the answer late: the server is asked as often as ever."""
+
+    class Busy(World):
+        async def sleep(self, seconds: float) -> None:
+            """Wake up late."""
+            self.now += seconds + 0.3
+
+    busy = Busy(*[BODY] * 40, took=0.32)
+    busy.watch()
+    assert {one.interval for one in busy.outcomes} == {1.0}
+    slow = World(*[BODY] * 40, took=0.32)
+    slow.watch()
+    assert slow.outcomes[-1].interval == SLOWEST_SECONDS
+
+
 def test_skipped_starts_are_told_once():
     """By the poll that took too long."""
     world = World(BODY, BODY, took=2.5)

@@ -183,7 +183,8 @@ def watched():
         found["base"], found["sidecar"] = await sidecar.start(), sidecar
         try:
             while not any(  # noqa: ASYNC110 (what is waited for tells nobody)
-                load.prompts and load.prompts.count > 10 for load in sidecar._pipeline.loads().values()
+                load.prompts and load.prompts.count > 10
+                for load in sidecar.watched[0].pipeline.loads().values()
             ):
                 await asyncio.sleep(0.1)
             ready.set()

@@ -255,6 +255,59 @@ def _watched() -> Row:
     )
 
 
+def _targets() -> Row:
+    return Row(
+        "Targets and configuration",
+        [
+            lines(
+                "Targets",
+                "Servers that are watched, by where they come from; nothing where an exporter watches one. As"
+                " many as there are servers is good.",
+                Query(or_else(by(["source"], ours("exporter_targets")), nothing("source")), "{{source}}"),
+                stacked="normal",
+                defaults={"decimals": 0},
+                overrides=[FROM_ONE],
+                size=(6, 8),
+            ),
+            lines(
+                "Targets left out",
+                "Servers that are not watched: beyond poll.max_targets, or not to be told apart. 0 is good.",
+                Query(f"{by([], ours('exporter_targets_left_out'))} or vector(0)", "left out"),
+                defaults={"decimals": 0},
+                overrides=[FROM_ONE],
+                size=(6, 8),
+            ),
+            lines(
+                "Discovery failures / s",
+                "Look-ups and files that brought no targets; those known before stay. 0 is good.",
+                Query(
+                    or_else(by(["source"], rate(ours("exporter_discovery_failures"))), nothing("source")),
+                    "{{source}}",
+                ),
+                overrides=[FROM_ONE],
+                size=(6, 8),
+            ),
+            stat(
+                "Configuration good",
+                "Whether every exporter could use its configuration when it was last read. Yes is good; else"
+                " the log says what is wrong, and the old one is used.",
+                Query(f"min({ours('exporter_config_last_reload_successful')})"),
+                defaults={"mappings": [mapping({"0": ("no", "red"), "1": ("yes", "green")})]},
+                size=(3, 8),
+            ),
+            stat(
+                "Configuration read",
+                "Time since an exporter last read its configuration and could use it. Since the last change"
+                " is good.",
+                Query(f"time() - max({ours('exporter_config_last_reload_success_timestamp_seconds')})"),
+                unit="s",
+                defaults={"decimals": 0},
+                size=(3, 8),
+            ),
+        ],
+    )
+
+
 def _cost() -> Row:
     # vLLM's process has the same names; under one job only this tells whose they are.
     place = selector(*PLACE)
@@ -293,6 +346,7 @@ def build() -> Json:
         _now(),
         _polling(),
         _watched(),
+        _targets(),
         _cost(),
         time="now-1h",
     )

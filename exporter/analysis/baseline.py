@@ -7,10 +7,10 @@ some other GPU or model.
 import math
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
 from typing import Final, NamedTuple
 
 from exporter.analysis.history import History
+from exporter.analysis.middle import median
 
 __all__ = ["Baseline", "Pace", "Slice"]
 

@@ -9,11 +9,16 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 import yaml
+
+try:  # libyaml reads the catalogue in a third of the time, and leaves less behind
+    from yaml import CSafeLoader as _SafeLoader
+except ImportError:
+    from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 __all__ = [
     "SCOPES",
@@ -165,7 +170,7 @@ class Catalogue:
 @functools.cache
 def load() -> Catalogue:
     """The catalogue that ships with the package, read once."""
-    return parse_text(resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8"))
+    return parse_text(Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8"))
 
 
 def parse_text(text: str) -> Catalogue:
@@ -495,7 +500,7 @@ def _kind(node: object) -> str:
     return "nothing" if node is None else type(node).__name__
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+class _UniqueKeyLoader(_SafeLoader):
     """A safe loader that takes a key written twice for the mistake it is."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -103,7 +103,6 @@ class History:
         self.own: dict[str, float] = {}
         self.inferred = 0.0
         self.snapshot: Snapshot | None = None
-        self.first_seen = _NAN
         self.restarts = 0
         self.restart: Restart | None = None
         self.kv_polls = [0] * (len(KV_BOUNDS) + 1)
@@ -139,7 +138,7 @@ class History:
         """
         values = snapshot.values
         if self.snapshot is None:
-            self.first_seen = self.moved_at = self.stepped_at = self.worked_at = t
+            self.moved_at = self.stepped_at = self.worked_at = t
         # Every counter has its own time of creation: in a body that was cut off it may be another's.
         origin = start_time if start_time is not None or not whole else values.get("created")
         step = self.sources.step(t, origin, self._last, values)
@@ -335,6 +334,10 @@ class History:
 
     def mean(self, name: str, start: int) -> float | None:
         """The mean over the polls since a window's start, None where nothing is known."""
+        column = self.columns[name][start:]
+        total = sum(column)
+        if total == total and column:  # noqa: PLR0124 (not NaN: nothing is unknown, which is the rule)
+            return total / len(column)
         known = self._known(name, start)
         return sum(known) / len(known) if known else None
 
@@ -355,12 +358,11 @@ class History:
         A counter that appeared after the engine was known began at zero.
         """
         column = self.columns[name]
-        now, then = column[-1], column[start]
-        if math.isnan(now):
-            return None
-        if math.isnan(then):
-            return now if name in self._late else None
-        return now - then
+        now = column[-1]
+        change = now - column[start]
+        if change == change:  # noqa: PLR0124 (not NaN: both are known)
+            return change
+        return now if name in self._late and not math.isnan(now) else None
 
     def span(self, start: int) -> float:
         """Seconds from a window's start to the last poll."""

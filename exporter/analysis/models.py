@@ -38,8 +38,11 @@ class ModelWatch:
 
     def observe(self, histories: Sequence[History], limits: AnalysisConfig) -> None:
         """Look at the engines after a poll; `histories` are those that the last good body had."""
+        if len(histories) < 2:  # noqa: PLR2004 (the rule, and nothing to compare)
+            self.imbalanced = False
+            return
         loads = [load for history in histories if (load := _load(history, limits)) is not None]
-        if len(loads) < 2 or len(loads) < len(histories):  # noqa: PLR2004
+        if len(loads) < len(histories):
             self.imbalanced = False
             return
         excess = (limits.imbalance_factor - 1) * (_LEAVE if self.imbalanced else 1.0)

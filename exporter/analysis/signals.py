@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
-from statistics import median
 from typing import Any, Final
 
 from exporter.analysis.history import History, Minute
+from exporter.analysis.middle import median
 
 __all__ = ["Signals", "Windows", "compute", "stale"]
 
@@ -287,14 +287,13 @@ def _seconds_to_full(history: History, start: int) -> float | None:
 
 def _points_at_work(history: History, start: int) -> list[tuple[float, float]]:
     """Times and usages since something runs, the last first; none when the last usage is unknown."""
-    columns = history.columns
+    times = history.times[start:][::-1]
+    usages = history.columns["kv_usage"][start:][::-1]
+    at_work = history.columns["requests_running"][start:][::-1]
+    if min(at_work) > 0 and sum(usages) + sum(at_work) >= 0:  # at work all the time, and nothing is NaN
+        return list(zip(times, usages, strict=True))
     points = []
-    for t, usage, running in zip(
-        reversed(history.times[start:]),
-        reversed(columns["kv_usage"][start:]),
-        reversed(columns["requests_running"][start:]),
-        strict=True,
-    ):
+    for t, usage, running in zip(times, usages, at_work, strict=True):
         if not running > 0:  # NaN too
             break
         if usage == usage:  # noqa: PLR0124 (not NaN)

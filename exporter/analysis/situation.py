@@ -60,7 +60,6 @@ class Situation:
     longest: float | None
     free_tokens: float | None
     has_room: bool | None
-    kv_recent_max: float | None
     kv_queue_mean: float | None
     burst_counted: float
     burst_preempted: float
@@ -169,7 +168,6 @@ def describe(
         longest=longest,
         free_tokens=free,
         has_room=_has_room(kv_mean, free, longest, limits),
-        kv_recent_max=history.highest("kv_usage", burst),
         kv_queue_mean=kv_mean,
         burst_counted=count("preemptions", burst),
         burst_preempted=preempted(burst),

@@ -25,11 +25,12 @@ _HEADERS: Final = {"Cache-Control": "no-store"}
 class Forecasts:
     """Answers the question what each fix would do. Nothing runs while nobody asks."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]], limits: WhatIfConfig) -> None:
+    def __init__(self, status: Callable[..., Mapping[str, Any]], limits: WhatIfConfig) -> None:
         """Prepare.
 
         Args:
-            status: the state now, with what was asked of the engines.
+            status: the state now, with what was asked of the engines; of the target of a name where one is
+                asked for. May raise LookupError.
             limits: thresholds, and how long a forecast may take.
         """
         self._status = status
@@ -38,30 +39,34 @@ class Forecasts:
         self._busy = False
 
     async def answer(self, request: web.Request) -> web.Response:
-        """One GET: the forecast for ``?engine=NAME``, for the engine that preempts most without it."""
+        """One GET: the forecast for ``?engine=NAME``, for the engine that preempts most without it.
+
+        Where there are several targets ``?target=HOST:PORT`` says whose.
+        """
         if self._busy:
             return _refused(429, "a forecast is under way; one is made at a time", {"Retry-After": "10"})
         self._busy = True
         try:
-            return await self._answer(request.query.get("engine"))
+            return await self._answer(request.query.get("engine"), request.query.get("target"))
         finally:
             self._busy = False
 
-    async def _answer(self, name: str | None) -> web.Response:
+    async def _answer(self, name: str | None, target: str | None = None) -> web.Response:
         try:
-            chosen, engine = choose_engine(self._status()["targets"][0], name)
+            told = self._status() if target is None else self._status(target)
+            chosen, engine = choose_engine(told["targets"][0], name)
         except LookupError as problem:
             return _refused(404, str(problem))
         limit = self._limits.time_limit
         try:
-            told = await asyncio.wait_for(self._ask(_question(chosen, engine, self._limits)), limit)
+            found = await asyncio.wait_for(self._ask(_question(chosen, engine, self._limits)), limit)
         except TimeoutError:
             return _refused(504, f"the forecast took longer than {limit:g} s (whatif.time_limit)")
-        if told is None:
+        if found is None:
             return _refused(500, "the forecast failed; the log says why")
-        if "error" in told:
-            return _refused(409, told["error"])
-        return web.json_response(told, headers=_HEADERS)
+        if "error" in found:
+            return _refused(409, found["error"])
+        return web.json_response(found, headers=_HEADERS)
 
     async def _ask(self, asked: bytes) -> dict[str, Any] | None:
         """Let a process of its own do it; it does not outlive the question."""

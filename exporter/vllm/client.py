@@ -12,12 +12,13 @@ import os
 import ssl
 import zlib
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import aiohttp
 from yarl import URL
@@ -324,7 +325,30 @@ def _connector(url: URL, target: TargetConfig) -> aiohttp.BaseConnector:
             # aiohttp would silently speak plain text there.
             raise _RefusedError("tls", "https is not possible over a unix socket: use an http url")
         return aiohttp.UnixConnector(path=target.unix_socket, limit=1)
-    return aiohttp.TCPConnector(limit=1, ssl=_tls_context(target.tls) if secure else True)
+    return aiohttp.TCPConnector(limit=1, ssl=_shared_context(target.tls) if secure else True)
+
+
+# In use now, by their settings and the state of the files that they were made of. One takes 20 ms to make
+# and a megabyte: of hundreds of targets with the same settings there must not be hundreds.
+_CONTEXTS: WeakValueDictionary[Hashable, ssl.SSLContext] = WeakValueDictionary()
+
+
+def _shared_context(tls: TlsConfig) -> ssl.SSLContext:
+    """The TLS settings, made anew only where they or a file of theirs is another."""
+    paths = (tls.ca_file or ssl.get_default_verify_paths().cafile, tls.cert_file, tls.key_file)
+    key = (tls, *map(_stamp, paths))
+    context = _CONTEXTS.get(key)
+    if context is None:
+        context = _CONTEXTS[key] = _tls_context(tls)
+    return context
+
+
+def _stamp(path: str | None) -> Hashable:
+    try:
+        stat = Path(path).stat() if path else None
+    except OSError:
+        return None
+    return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def _tls_context(tls: TlsConfig) -> ssl.SSLContext:

@@ -204,14 +204,16 @@ class Prober:
         probed: what this start of the server told so far; empty before.
     """
 
-    def __init__(self, client: Asker, base: str = "/") -> None:
+    def __init__(self, client: Asker, base: str = "/", name: str = "") -> None:
         """Begin with nothing known.
 
         Args:
             client: a client of its own: a poll must never wait for an answer to this one.
             base: as `base_of` gives it.
+            name: of the target, for the log; empty where it is the only one.
         """
         self.probed = Probed()
+        self._whose = f" target={name}" if name else ""
         self._client = client
         self._base = base
         self._start: Hashable = None
@@ -221,10 +223,10 @@ class Prober:
         self._due = asyncio.Event()
 
     @classmethod
-    def of(cls, target: TargetConfig, poll: PollConfig) -> Self:
+    def of(cls, target: TargetConfig, poll: PollConfig, name: str = "") -> Self:
         """Make one with a patient client for the target; nothing is opened yet."""
         patient = replace(poll, timeout=max(poll.timeout, PATIENCE_SECONDS))
-        return cls(MetricsClient(target, patient), base_of(target.url))
+        return cls(MetricsClient(target, patient), base_of(target.url), name)
 
     def seen(self, start: Hashable) -> None:
         """Take note of a good poll.
@@ -265,7 +267,8 @@ class Prober:
             self._due.clear()
             probed = await self.refresh()
             known = ",".join(sorted({*probed.models, *probed.server_info}))
-            log.info("asked the server version=%s facts=%s", probed.version or "unknown", known or "none")
+            version = probed.version or "unknown"
+            log.info("asked the server version=%s facts=%s%s", version, known or "none", self._whose)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -1,6 +1,7 @@
 """What the text of one series means: name and labels, taken apart once and then remembered."""
 
 import functools
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ _LABEL: Final = re.compile(
 _NAME: Final = re.compile(rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+(\{)?")
 _END_OF_LABELS: Final = re.compile(rb"[ \t]*+\}")
 _VALUE: Final = re.compile(
-    rb"[ \t]*+([^ \t\r#]++)(?:[ \t]++([^ \t\r#]++))?+(?:[ \t]++#.*+)?+[ \t\r]*+\Z", re.DOTALL
+    # A carriage return before the number is a blank, as it is to float() in the fast reader.
+    rb"[ \t\r]*+([^ \t\r#]++)(?:[ \t]++([^ \t\r#]++))?+(?:[ \t]++#.*+)?+[ \t\r]*+\Z",
+    re.DOTALL,
 )
 _ESCAPE: Final = re.compile(rb'\\([\\n"])')
 _ESCAPED: Final = {b"\\": b"\\", b"n": b"\n", b'"': b'"'}
@@ -39,6 +42,8 @@ class EngineKey(NamedTuple):
 
 
 NOBODY: Final = EngineKey("", "")
+# A name of the target's is used up to this length: what it prints is not ours to trust.
+MOST_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +113,16 @@ IGNORED: Final = Series("ignored")
 # Series text (name and labels as printed) -> meaning. Shared by all targets: pods of one model print
 # the same texts. Emptied when full, which costs one slow poll and bounds what a hostile server can do.
 KNOWN: Final[dict[bytes, Series]] = {}
-_KNOWN_LIMIT: Final = 20_000
+_KNOWN_LEAST: Final = 20_000
+_KNOWN_PER_TARGET: Final = 100  # an engine of vLLM 0.26 prints 64 that matter
+_KNOWN_LIMIT = _KNOWN_LEAST
 _KNOWN_TEXT_LIMIT: Final = 4096
+
+
+def expect(targets: int) -> None:
+    """Make room for the series of so many targets, were each to print texts of its own."""
+    global _KNOWN_LIMIT  # noqa: PLW0603 (as `KNOWN` itself is shared by all)
+    _KNOWN_LIMIT = max(_KNOWN_LEAST, _KNOWN_PER_TARGET * targets)
 
 
 def _by_spelling() -> dict[str, list[tuple[int, names.Name]]]:
@@ -226,9 +239,9 @@ def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
         reading=row.reading,
         rank=rank,
         key=_engine_key(
-            labels.get("model_name") or labels.get("model", ""),
-            labels.get("engine") or "0",
-            labels.get("ReplicaId", ""),
+            bounded(labels.get("model_name") or labels.get("model", "")),
+            bounded(labels.get("engine") or "0"),
+            bounded(labels.get("ReplicaId", "")),
         ),
         source=repr(others).encode() if others else b"",
         bound=bound,
@@ -241,7 +254,7 @@ def _cache_series(labels: Mapping[str, str]) -> Series:
     known = [names.version_key(since) for label, since in names.CACHE_LABEL_SINCE.items() if label in labels]
     return Series(
         kind="cache",
-        key=EngineKey("", labels.get("engine", ""), labels.get("ReplicaId", "")),
+        key=EngineKey("", bounded(labels.get("engine", "")), bounded(labels.get("ReplicaId", ""))),
         version=max(known, default=()),
         cache=CacheConfig(
             block_size=_whole(labels, "block_size"),
@@ -281,4 +294,17 @@ def _whole(labels: Mapping[str, str], label: str) -> int | None:
 
 def _word(labels: Mapping[str, str], label: str) -> str | None:
     word = labels.get(label, "None")
-    return word if word and word != "None" else None
+    return bounded(word) if word and word != "None" else None
+
+
+def bounded(text: str) -> str:
+    """A label's value as it may become a label of ours: short, and without characters that cannot be seen.
+
+    What is cut off or replaced leaves a hash behind, so that different values stay different.
+    """
+    if len(text) <= MOST_CHARACTERS and text.isprintable():
+        return text
+    start = "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:MOST_CHARACTERS]
+    )
+    return f"{start[: MOST_CHARACTERS - 9]}~{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"

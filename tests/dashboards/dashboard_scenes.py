@@ -315,6 +315,7 @@ def _scrapes(server: Server, number: int, begin: float) -> Iterator[str]:
     exporter = {**place, "job": "pressure", "instance": f"{host}:21900"}
     vllm = {**place, "job": "vllm", "instance": f"{host}:8000"}
     own = OwnMetrics()
+    own.reloaded(begin)
     for second, (body, reading) in enumerate(zip(server.bodies, server.readings, strict=True)):
         own.poll(_outcome(body, reading, second))
         if number == 0 and second == NOTIFIED:

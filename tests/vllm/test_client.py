@@ -1,6 +1,7 @@
 """The HTTP client against servers that behave, and against servers that do not."""
 
 import asyncio
+import gc
 import gzip
 import random
 import socket
@@ -19,7 +20,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 
 from exporter.config import PollConfig, Secret, TargetConfig, TlsConfig
-from exporter.vllm.client import REASONS, Answer, MetricsClient
+from exporter.vllm.client import _CONTEXTS, REASONS, Answer, MetricsClient, _shared_context
 
 BODY = b'vllm:num_requests_running{engine="0",model_name="demo-7b"} 3.0\n' * 20
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -1107,6 +1108,21 @@ def test_missing_ca_file_is_an_error_that_names_the_option(tmp_path):
     got, _ = https(None, TlsConfig(ca_file=str(tmp_path / "none.pem")))
     assert_error(got, "tls")
     assert got.detail == "cannot load ca_file: no such file or directory"
+
+
+def test_targets_with_the_same_settings_share_what_tls_needs(pki, tmp_path):
+    """Made anew when a file changes, and gone with the last who uses it."""
+    copy = tmp_path / "ca.pem"
+    copy.write_bytes(Path(pki.ca_file).read_bytes())
+    tls = TlsConfig(ca_file=str(copy))
+    first = _shared_context(tls)
+    assert _shared_context(TlsConfig(ca_file=str(copy))) is first
+    assert _shared_context(TlsConfig(ca_file=str(copy), server_name="x")) is not first
+    trustme.CA().cert_pem.write_to_path(str(copy))
+    assert _shared_context(tls) is not first
+    del first
+    gc.collect()
+    assert not [key for key in _CONTEXTS if key[0].ca_file == str(copy)]
 
 
 def test_damaged_client_certificate_is_an_error_that_names_the_option(pki, tmp_path):

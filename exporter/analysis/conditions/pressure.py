@@ -1,9 +1,9 @@
 """What may become a shortage, and what only looks like one. Pure."""
 
-from statistics import median
 from typing import Final
 
 from exporter.analysis.conditions.evidence import Evidence, some
+from exporter.analysis.middle import median
 from exporter.analysis.situation import Situation
 
 # So many slices in a row are slow, of those of the last minutes whose load was seen before.

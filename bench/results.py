@@ -1,0 +1,88 @@
+"""What was measured, kept: a table for people and the main ratios for programs.
+
+A run of some benchmarks renews their rows and keeps the others'.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from bench import Row
+
+FOLDER: Final = Path(__file__).parent
+ROWS: Final = FOLDER / "results.json"
+TABLE: Final = FOLDER / "RESULTS.md"
+
+# The ratios that are promised: (benchmark, row) -> name in results.json.
+KEYS: Final[Mapping[tuple[str, str], str]] = {
+    ("reader", "ratio, five in a row by turns"): "reader_speedup_over_prometheus_client",
+    ("peers", "one poll over the bare GET, by turns"): "poll_over_bare_get",
+    ("peers", "CPU over Debian's Prometheus agent"): "cpu_over_prometheus_agent",
+    ("peers", "CPU over vmagent"): "cpu_over_vmagent",
+    ("peers", "CPU over requests and prometheus-client"): "cpu_over_requests_loop",
+    ("serve", "resident memory over the bare process"): "resident_mib_over_bare",
+    ("scale", "targets per core"): "targets_per_core",
+}
+_HEAD: Final = """\
+# Results
+
+`make bench` measures all of it and writes this page; `python -m bench NAME` renews one part. Ratios are of
+runs that took turns or ran at the same time, medians where nothing else is said.
+
+"""
+
+
+def keep(name: str, rows: Sequence[Row]) -> None:
+    """Put one benchmark's rows in place of its old ones, and write both files."""
+    kept = json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else {}
+    benchmarks = kept.get("benchmarks", {})
+    benchmarks[name] = [asdict(row) | {"holds": row.holds} for row in rows]
+    ratios = {
+        key: round(row["figure"], 4)
+        for (benchmark, what), key in KEYS.items()
+        for row in benchmarks.get(benchmark, ())
+        if row["what"] == what
+    }
+    document = {**ratios, "machine": machine(), "benchmarks": benchmarks}
+    ROWS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    TABLE.write_text(_page(benchmarks), encoding="utf-8")
+
+
+def machine() -> dict[str, str]:
+    """What it was measured on, without a word of whose it is."""
+    cpu = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    memory = re.search(r"^MemTotal:\s+(\d+)", _read("/proc/meminfo"), re.MULTILINE)
+    return {
+        "processor": cpu[1] if cpu else platform.machine(),
+        "cores": str(os.cpu_count()),
+        "memory": f"{int(memory[1]) / (1 << 20):.0f} GiB" if memory else "unknown",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("aiohttp", "prometheus-client", "PyYAML")},
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _page(benchmarks: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
+    about = ", ".join(f"{name} {value}" for name, value in machine().items())
+    lines = [f"The machine, shared with other work: {about}.\n"]
+    for name, rows in benchmarks.items():
+        lines += [f"## {name}\n", "| what | figure | bar | |", "|---|---:|---|---|"]
+        for row in rows:
+            bar = "" if row["bar"] is None else f"{row['side']} {row['bar']:g} {row['unit']}".strip()
+            verdict = "" if row["bar"] is None else "holds" if row["holds"] else "**missed**"
+            lines.append(f"| {row['what']} | {row['figure']:.2f} {row['unit']} | {bar} | {verdict} |")
+        lines.append("")
+    return _HEAD + "\n".join(lines)

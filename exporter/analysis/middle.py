@@ -1,0 +1,18 @@
+"""The median. The standard one stands in a module that loads decimal and fractions, half a mebibyte."""
+
+from collections.abc import Iterable
+
+__all__ = ["median"]
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle value, the mean of the two middle ones where there is none.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("expected values, got none")
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
