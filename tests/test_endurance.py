@@ -161,6 +161,7 @@ def check(polls: int, every: int) -> None:
     assert slope(server.measured) < 64, f"KiB per 10,000 polls of {server.measured}"
 
 
+@pytest.mark.long
 def test_some_hours_leave_nothing_behind():
     """A part of a day with the faults of a whole one."""
     check(BOUNDED, 600)

@@ -11,6 +11,9 @@ from exporter.pipeline import Pipeline
 from exporter.vllm.client import Answer
 from exporter.watch import Pace, Watcher
 
+# Against the running program, with time-outs to wait for: a minute together.
+pytestmark = pytest.mark.long
+
 
 class World:
     """A server, and a clock that moves when somebody waits; polls until the answers end."""

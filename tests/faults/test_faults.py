@@ -33,6 +33,9 @@ from hostile import (
 )
 from running import ANYWHERE, FAST, Command, until
 
+# Against the running program, with time-outs to wait for: a minute together.
+pytestmark = pytest.mark.long
+
 KEY = '{engine="0",model_name="demo-7b"}'
 PREEMPTIONS = "vllm_pressure_preemptions_total" + KEY
 

@@ -16,6 +16,9 @@ from running import ANYWHERE, FAST, Command, free_port, until
 
 from exporter.recording import Poll, RecordingError, read
 
+# Against the running program, with time-outs to wait for: a minute together.
+pytestmark = pytest.mark.long
+
 KEY = '{engine="0",model_name="demo-7b"}'
 PREEMPTIONS = "vllm_pressure_preemptions_total" + KEY
 # Lets a test change the world of the program while it runs: the file says how.
