@@ -85,8 +85,7 @@ class Situation:
 
     def number(self, fact: str) -> float | None:
         """A fact of the server as a number, None where it was not told."""
-        value = self.facts.get(fact)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return _number(self.facts.get(fact))
 
     @property
     def running(self) -> float | None:
