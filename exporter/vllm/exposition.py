@@ -3,10 +3,11 @@
 A selective reader. One regular expression, a trie made from the table of names, finds the lines that
 matter at C speed; all other lines cost no more than finding their end. Of a line that matters the
 part before the value is looked up in a memory of series seen before, so labels are taken apart once
-in the life of a series and not at every poll; and what the series of a page are for is worked out
-once (`exporter.vllm.layout`) and kept until a page has other series. Both only save work: the result
-depends on nothing but the body (and, for gauges that several processes report, on which of them
-changed last).
+in the life of a series and not at every poll; a page that has the series of the one before it is not
+looked up at all, and of its lines only those that changed are read; and what the series of a page are
+for is worked out once (`exporter.vllm.layout`) and kept until a page has other series. All of this only
+saves work: the result depends on nothing but the body (and, for gauges that several processes report,
+on which of them changed last).
 
 Understood are the text format (0.0.4, 1.0.0) and OpenMetrics 1.0, in every spelling that
 `exporter.vllm.names` lists, with timestamps, exemplars, CRLF and blanks where the formats allow them.
@@ -104,6 +105,9 @@ def _line_pattern() -> str:
 _FIRST_LINE: Final = re.compile(_line_pattern().encode())
 _OTHER_LINES: Final = re.compile(rb"\n" + _FIRST_LINE.pattern)
 _UNDERSCORE: Final = ord("_")
+_BLANK: Final = ord(" ")
+# Of a larger body the lines are not remembered: a hostile server must not have them kept twice.
+_REMEMBERED_BYTES: Final = 1 << 20
 _NOT_METRICS: Final = re.compile(rb'\s*+(?:<|\[|\{\s*+(?:\}|"[^"\n]*+"\s*+:))')
 
 
@@ -113,7 +117,7 @@ class Reader:
     __slots__ = ("_choices", "_layout", "_page")
 
     def __init__(self) -> None:
-        self._page: list[Series] = []
+        self._page = _Page()
         self._layout = Layout()
         self._choices: dict[tuple[EngineKey, str], _Choice] = {}
 
@@ -126,14 +130,10 @@ class Reader:
         if _NOT_METRICS.match(body):
             raise ExpositionError("expected a metrics text, got a web page or JSON")
         end, truncated = _end_of_lines(body)
-        page, numbers, unreadable = _samples(body, end)
-        if page != self._page:
-            self._page, self._layout = page, lay_out(page)
-            places = {
-                (engine.key, reading) for engine in self._layout.engines for reading in engine.duplicates
-            }
-            self._choices = {place: self._choices[place] for place in places & self._choices.keys()}
-        layout = self._layout
+        lines = _lines(body, end)
+        if not self._page.renew(lines):
+            self._turn(_Page.of(lines, remember=end <= _REMEMBERED_BYTES))
+        layout, numbers = self._layout, self._page.numbers
         # One look at all numbers spares most pages a look at each; a sum with NaN is not below anything.
         sane = bool(numbers) and min(numbers) >= 0 and sum(numbers) <= names.LARGEST
         engines = {engine.key: self._snapshot(engine, numbers, sane=sane) for engine in layout.engines}
@@ -144,9 +144,19 @@ class Reader:
             _start_time(layout, numbers),
             _newest_state(layout, numbers),
             truncated,
-            unreadable,
+            self._page.unreadable,
             layout.dropped,
         )
+
+    def _turn(self, page: "_Page") -> None:
+        """Go on with another page, whose layout is worked out where it has other series."""
+        if page.series != self._page.series:
+            self._layout = lay_out(page.series)
+            places = {
+                (engine.key, reading) for engine in self._layout.engines for reading in engine.duplicates
+            }
+            self._choices = {place: self._choices[place] for place in places & self._choices.keys()}
+        self._page = page
 
     def _snapshot(self, layout: EngineLayout, numbers: Sequence[float], *, sane: bool) -> Snapshot:
         values = {reading: numbers[position] for reading, position in layout.single}
@@ -174,34 +184,81 @@ class Reader:
         )
 
 
-def _samples(body: bytes, end: int) -> tuple[list[Series], list[float], int]:
-    """What the samples mean, their values, and how many lines of known names could not be read.
-
-    The hot loop: everything in it is paid 64 times for a body of vLLM 0.26.
-    """
-    page: list[Series] = []
-    numbers: list[float] = []
-    unreadable = 0
-    known = KNOWN
+def _lines(body: bytes, end: int) -> list[bytes]:
+    """The lines that begin with a known name, without the blanks before it."""
     lines = _OTHER_LINES.findall(body, 0, end)
     first = _FIRST_LINE.match(body, 0, end)
     if first:
         lines.insert(0, first[1])
-    for line in lines:
-        text, _, number = line.rpartition(b" ")
-        try:
-            series, value = known[text], float(number)
-        except (KeyError, ValueError):
-            number = b"_"
-        if _UNDERSCORE in number:  # float() would take 1_0
-            sample = read_line(line)
-            if sample is None:
-                unreadable += 1
+    return lines
+
+
+@dataclass(slots=True)
+class _Page:
+    """The samples of one body, and what spares work on the next: most have the same series in the same order.
+
+    Attributes:
+        series: what each sample means.
+        numbers: their values.
+        unreadable: lines of known names that could not be read and have no sample.
+        lines: of the samples, as they were; none where the next body has to be read without them.
+        heads: of each line what stands before its value.
+    """
+
+    series: list[Series] = field(default_factory=list)
+    numbers: list[float] = field(default_factory=list)
+    unreadable: int = 0
+    lines: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, lines: list[bytes], *, remember: bool) -> "_Page":
+        """Read a body without knowing what to expect."""
+        page = cls()
+        known = KNOWN
+        for line in lines:
+            text, blank, number = line.rpartition(b" ")
+            try:
+                series, value = known[text], float(number)
+            except (KeyError, ValueError):
+                number = b"_"
+            if _UNDERSCORE in number:  # float() would take 1_0
+                sample = read_line(line)
+                if sample is None:
+                    page.unreadable += 1
+                    continue
+                series, value = sample
+            page.series.append(series)
+            page.numbers.append(value)
+            # What is not known by its text has its value elsewhere: then only the same line is the same.
+            page.heads.append(text + blank if known.get(text) is series else line + b"\n")
+        if remember and not page.unreadable:
+            page.lines = lines
+        else:
+            page.heads.clear()
+        return page
+
+    def renew(self, lines: list[bytes]) -> bool:
+        """Take the next body's values; False, with nothing changed, where it has other series than this one.
+
+        The hot loop: everything in it is paid 64 times for a body of vLLM 0.26.
+        """
+        if not lines or len(lines) != len(self.lines):
+            return False
+        numbers = self.numbers.copy()
+        for at, line in enumerate(lines):
+            if line == self.lines[at]:
                 continue
-            series, value = sample
-        page.append(series)
-        numbers.append(value)
-    return page, numbers, unreadable
+            head = self.heads[at]
+            number = line[len(head) :]
+            if not line.startswith(head) or _UNDERSCORE in number or _BLANK in number:
+                return False
+            try:
+                numbers[at] = float(number)
+            except ValueError:
+                return False
+        self.lines, self.numbers = lines, numbers
+        return True
 
 
 def _counts(places: Sequence[tuple[float, int]], numbers: Sequence[float]) -> dict[float, float]:

@@ -58,6 +58,32 @@ def test_a_reader_that_has_seen_the_bodies_before_reads_the_same(path: Path):
             assert used.read(body) == fresh
 
 
+# Lines that a page may have where the one before had another of them, or the same.
+LIKE_BEFORE = [
+    *(
+        b"vllm:num_requests_running" + rest
+        for rest in (
+            b" 1", b" 2", b" 1 1700000000", b" 1 1700000001", b"  2", b" 2 ", b" \t2", b"\t2", b" 1_0", b" x",
+            b" ", b"", b" NaN", b" 2 # 3", b'{engine="0"} 3', b'{engine="0",} 3', b'{engine="1"} 3',
+        )
+    ),
+    b"vllm:num_requests_waiting 5", b" vllm:num_requests_waiting 6", b"vllm:other 7", b"# vllm:other 8", b"",
+]  # fmt: skip
+
+
+@given(st.lists(st.lists(st.sampled_from(LIKE_BEFORE), max_size=4), min_size=2, max_size=4))
+def test_what_the_page_before_was_like_changes_nothing(pages: list[list[bytes]]):
+    """A reader that expects the last page's series finds the same as one that expects nothing."""
+    used = Reader()
+    for lines in pages:
+        body = b"".join(line + b"\n" for line in lines)
+        fresh, again = Reader().read(body), used.read(body)
+        assert again.unreadable == fresh.unreadable
+        assert again.engines.keys() == fresh.engines.keys()
+        if not any(snapshot.duplicates for snapshot in fresh.engines.values()):
+            assert repr(again) == repr(fresh)  # NaN too
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_order_of_lines_does_not_matter(version: str):
     """A shuffled text gives the same values, though a sum may differ in its last digit."""

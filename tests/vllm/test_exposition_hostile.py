@@ -94,6 +94,24 @@ def test_a_full_memory_changes_no_result(monkeypatch):
     assert Reader().read(body) == fresh
 
 
+@pytest.mark.parametrize("size", [1_000, 2_000_000])
+def test_a_page_without_samples_is_none_like_the_page_before(size: int):
+    """Of a page that was too large to remember nothing stays, and of one that was remembered neither."""
+    reader = Reader()
+    for _ in range(2):
+        (snapshot,) = reader.read(NAME + b" 3\n" + b"#" * size + b"\n").engines.values()
+        assert snapshot.values == {"requests_running": 3}
+        assert not reader.read(b"# nothing\n").engines
+
+
+def test_the_lines_of_a_large_page_are_not_kept():
+    """A hostile server's megabytes are not remembered beside what they mean."""
+    reader = Reader()
+    reader.read((NAME + b" 3\n") * 100_000)
+    assert not reader._page.lines
+    assert not reader._page.heads
+
+
 def test_a_choice_between_processes_is_forgotten_with_its_engine():
     """What a reader keeps from poll to poll is bounded by what the last body held."""
     reader = Reader()
