@@ -110,7 +110,9 @@ class Engine:
         history = self.history
         t = history.times[-1]
         self._spend(t)
-        signals = compute(history, limits.facts, engines=sharing, windows=self._windows)
+        signals = compute(
+            history, limits.facts, engines=sharing, windows=self._windows, level=self._baseline.level
+        )
         situation = describe(history, signals, self._baseline, limits.facts, self._thresholds, lora)
         judgement = self._judge.judge(situation)
         found = findings(situation)

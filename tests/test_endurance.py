@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from exporter.analysis.history import KEEP_MINUTES, KEEP_POLLS
+from exporter.analysis.history import KEEP_POLLS
 from exporter.config import AnalysisConfig
 from exporter.pipeline import Pipeline
 from exporter.publish.metrics import ReadingCollector
@@ -153,7 +153,6 @@ def check(polls: int, every: int) -> None:
     history = engine.history
     assert len(history.times) <= KEEP_POLLS + 64
     assert all(len(column) == len(history.times) for column in history.columns.values())
-    assert len(history.minutes) <= KEEP_MINUTES
     assert len(own.errors) <= len(ERRORS)
     assert len(own.durations) == 11
     assert sum(len(track.times) for track in timeline.tracks.values()) <= POINTS

@@ -86,7 +86,7 @@ class Baseline:
         if now - self._begin < SLICE_SECONDS:
             return
         start = history.start_of(self._begin)
-        if history.span(start) > 0:
+        if history.span(start) > 0 and not history.sources.by_turns(now):  # a mixture has no pace
             self._take(_slice(history, start))
         self._begin = now
         if not frozen:

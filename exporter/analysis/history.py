@@ -1,4 +1,4 @@
-"""What is remembered of one engine: a ring of polls, counters that survive restarts, a coarse past.
+"""What is remembered of one engine: a ring of polls, and counters that survive restarts.
 
 Pure: time is a parameter, in seconds of any monotonic clock. A missing number is NaN in a column and
 None in an answer; nothing that is unknown ever reads as zero.
@@ -9,7 +9,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from exporter.analysis.lengths import LengthWindow
@@ -17,7 +16,7 @@ from exporter.analysis.restarts import Restart, SourceWatch, Step
 from exporter.vllm.exposition import Snapshot
 from exporter.vllm.names import COUNTERS
 
-__all__ = ["KV_BOUNDS", "History", "Minute"]
+__all__ = ["KV_BOUNDS", "History"]
 
 GAUGES: Final = ("requests_running", "requests_waiting", "requests_deferred", "kv_usage")
 # Upper bounds of the histogram of polled KV usage.
@@ -28,7 +27,6 @@ PROGRESS: Final = ("engine_steps", "prompt_tokens", "generation_tokens")
 KEEP_SECONDS: Final = 660.0  # ten minutes for the longest window and for the page, and a margin
 KEEP_POLLS: Final = 1400  # two polls a second; at shorter intervals the ring reaches back less far
 MINUTE: Final = 60.0
-KEEP_MINUTES: Final = 60
 # Fall of running and rise of waiting count as preemption only after KV was this full this recently.
 INFER_KV_FULL: Final = 0.9
 INFER_KV_SECONDS: Final = 10.0
@@ -42,25 +40,6 @@ KEEP_FALLS: Final = 64
 MOST_COUNTED: Final = 1e18
 _NAN: Final = math.nan
 _INFERRED: Final = "preemptions_inferred"
-
-
-@dataclass(frozen=True, slots=True)
-class Minute:
-    """A minute of the engine's past, for baselines; NaN stands for unknown.
-
-    Attributes:
-        at: when it ended.
-        generation_rate: tokens put out per second.
-        inter_token_seconds: mean inter-token latency.
-        running: mean number of running requests.
-        preemptions: what the server counted.
-    """
-
-    at: float
-    generation_rate: float
-    inter_token_seconds: float
-    running: float
-    preemptions: float
 
 
 class Fall(NamedTuple):
@@ -112,7 +91,6 @@ class History:
         self.stepped_at = _NAN
         self.worked_at = _NAN
         self.falls: deque[Fall] = deque(maxlen=KEEP_FALLS)
-        self.minutes: deque[Minute] = deque(maxlen=KEEP_MINUTES)
         self.prompt_lengths = LengthWindow()
         self.output_lengths = LengthWindow()
         self.sources = SourceWatch()
@@ -122,7 +100,6 @@ class History:
         self._whole_body_seen = False
         self._mixed = False
         self._begin_index = 0
-        self._minute_index = 0
 
     # Taking one more poll.
 
@@ -275,8 +252,6 @@ class History:
         return inferred
 
     def _trim(self, t: float) -> None:
-        if t - self._minute_start() >= MINUTE:
-            self._close_minute(t)
         spare = len(self.times) - KEEP_POLLS
         old = bisect_right(self.times, t - KEEP_SECONDS) - 1
         cut = max(spare, old)
@@ -286,27 +261,6 @@ class History:
         for column in self.columns.values():
             del column[:cut]
         self._begin_index = max(0, self._begin_index - cut)
-        self._minute_index = max(0, self._minute_index - cut)
-
-    def _minute_start(self) -> float:
-        return self.times[self._minute_index]
-
-    def _close_minute(self, t: float) -> None:
-        start = max(self._minute_index, self._begin_index)
-        seconds = t - self.times[start]
-        if seconds > 0 and not self._mixed:
-            self.minutes.append(
-                Minute(
-                    at=t,
-                    generation_rate=_or_nan(self.increase("generation_tokens", start), seconds),
-                    inter_token_seconds=_or_nan(
-                        self.ratio("inter_token_seconds", "inter_token_count", start)
-                    ),
-                    running=_or_nan(self.mean("requests_running", start)),
-                    preemptions=_or_nan(self.increase("preemptions", start)),
-                )
-            )
-        self._minute_index = len(self.times) - 1
 
     # Asking about the past. An index says where a window begins.
 
@@ -344,7 +298,14 @@ class History:
     def share(self, name: str, start: int, least: float) -> float | None:
         """Share of the polls since a window's start in which a gauge was at least `least`."""
         known = self._known(name, start)
-        return sum(map(float(least).__le__, known)) / len(known) if known else None
+        if not known:
+            return None
+        # Mostly all of them or none; the extremes tell that at a third of the cost.
+        if min(known) >= least:
+            return 1.0
+        if max(known) < least:
+            return 0.0
+        return sum(map(float(least).__le__, known)) / len(known)
 
     def _known(self, name: str, start: int) -> Sequence[float]:
         """A column since a window's start, without what is unknown."""
@@ -390,7 +351,3 @@ def _bucket(usage: float) -> int:
         if usage <= bound:
             return index
     return len(KV_BOUNDS)
-
-
-def _or_nan(value: float | None, seconds: float = 1.0) -> float:
-    return _NAN if value is None else value / seconds

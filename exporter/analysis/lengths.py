@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 from typing import Final
 
 __all__ = ["LengthWindow", "Lengths"]
@@ -79,13 +81,13 @@ class LengthWindow:
         return self._lengths
 
     def _between(self, base: Buckets, base_sum: float | None) -> Lengths:
-        inside, before = [], 0.0
-        for bound in sorted(self._now):
-            cumulative = self._now[bound] - base.get(bound, 0.0)
-            inside.append((bound, max(0.0, cumulative - before)))
-            before = max(before, cumulative)
+        now = self._now
+        bounds = sorted(now)
+        # Cumulative, whatever a server prints: a bucket that falls behind the one before has nothing in it.
+        below = list(accumulate((now[bound] - base.get(bound, 0.0) for bound in bounds), max, initial=0.0))
+        inside = map(sub, below[1:], below)
         total = None if self._sum is None or base_sum is None else max(0.0, self._sum - base_sum)
-        return Lengths(tuple(inside), before, total)
+        return Lengths(tuple(zip(bounds, inside, strict=True)), below[-1], total)
 
     @staticmethod
     def _count(buckets: Buckets) -> float:

@@ -5,13 +5,12 @@ signal that cannot be known is None, never zero.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from operator import attrgetter, mul
 from typing import Any, Final
 
-from exporter.analysis.history import History, Minute
-from exporter.analysis.middle import median
+from exporter.analysis.history import History
 
 __all__ = ["Signals", "Windows", "compute", "stale"]
 
@@ -21,8 +20,8 @@ _SLOPE_POLLS: Final = 5
 _SLOPE_SECONDS: Final = 15.0
 _SLOPE_FIT: Final = 0.8
 _SLOPE_HORIZON_SECONDS: Final = 86_400.0
-_RECENT_MINUTES: Final = 15
-_RECENT_LEAST: Final = 2
+# A line needs no more points than this, however many polls the window has.
+_SLOPE_POINTS: Final = 30
 
 # Increase of one counter by that of another since a window's start.
 _Ratio = Callable[[str, str, int], float | None]
@@ -54,7 +53,7 @@ class Signals:
         requests_running: and ``waiting``, ``deferred``: gauges of the last poll.
         requests_finished_total: own counter.
         requests_finished_per_second: and the other rates: over the short window.
-        generation_tokens_per_second_recent: this engine's own level, median of its last busy minutes.
+        generation_tokens_per_second_recent: this engine's own level in calm times, as verdicts know it.
         queue_time_mean_seconds: first wait of the requests that were scheduled in the shortest window
             that has any.
         inter_token_latency_mean_seconds: over the short window; a preempted request's stall shows here.
@@ -100,7 +99,12 @@ _values: Final = attrgetter(*NAMES)
 
 
 def compute(
-    history: History, facts: Mapping[str, object], *, engines: int = 1, windows: Windows | None = None
+    history: History,
+    facts: Mapping[str, object],
+    *,
+    engines: int = 1,
+    windows: Windows | None = None,
+    level: float | None = None,
 ) -> Signals:
     """All signals after the last good poll.
 
@@ -109,6 +113,7 @@ def compute(
         facts: what is known of the server by vLLM's flag names.
         engines: data-parallel engines that share the block count of the server.
         windows: how far to look back.
+        level: tokens per second of this engine in calm times, by its `Baseline`.
     """
     windows = windows or Windows()
     now = history.times[-1]
@@ -139,7 +144,7 @@ def compute(
         requests_finished_total=history.own.get("requests_finished"),
         requests_finished_per_second=rate("requests_finished", short),
         generation_tokens_per_second=rate("generation_tokens", short),
-        generation_tokens_per_second_recent=recent_level(history.minutes),
+        generation_tokens_per_second_recent=level,
         prompt_tokens_per_second=rate("prompt_tokens", short),
         engine_steps_per_second=rate("engine_steps", short),
         queue_time_mean_seconds=_first_ratio(ratio, "queue_seconds", "queue_count", wider),
@@ -174,16 +179,6 @@ def kv_capacity(history: History, engines: int) -> tuple[float | None, bool]:
         return None, False
     blocks = cache.num_gpu_blocks / max(1, engines) - 1
     return (blocks * cache.block_size, True) if blocks > 0 else (None, False)
-
-
-def recent_level(minutes: Iterable[Minute]) -> float | None:
-    """Median of the tokens per second of the last busy minutes; None before there are two of them."""
-    rates = [
-        minute.generation_rate
-        for minute in list(minutes)[-_RECENT_MINUTES:]
-        if minute.running > 0 and not math.isnan(minute.generation_rate)
-    ]
-    return median(rates) if len(rates) >= _RECENT_LEAST else None
 
 
 def _finite(signals: Signals) -> Signals:
@@ -263,41 +258,34 @@ def _seconds_to_full(history: History, start: int) -> float | None:
     Known only while something runs, from when it began to run, and while usage grows along a line
     that explains most of its variance; a swinging cache has no such time.
     """
-    points = _points_at_work(history, start)
-    if len(points) < _SLOPE_POLLS or points[0][0] - points[-1][0] < _SLOPE_SECONDS:
+    times, usages = _at_work(history, start)
+    every = max(1, len(times) // _SLOPE_POINTS)
+    first = (len(times) - 1) % every  # so that the last is among them
+    times, usages = times[first::every], usages[first::every]
+    n = len(times)
+    if n < _SLOPE_POLLS or times[-1] - times[0] < _SLOPE_SECONDS or usages[-1] <= usages[0]:
         return None
-    origin, usage = points[0]
-    if usage <= points[-1][1]:
-        return None
-    n = len(points)
-    sx = sy = sxx = sxy = syy = 0.0
-    for t, y in points:
-        x = t - origin
-        sx += x
-        sy += y
-        sxx += x * x
-        sxy += x * y
-        syy += y * y
-    vx, vy, cov = n * sxx - sx * sx, n * syy - sy * sy, n * sxy - sx * sy
+    last = times[-1]
+    ago = [t - last for t in times]  # small numbers, whose squares keep their digits
+    sx, sy = sum(ago), sum(usages)
+    vx = n * sum(map(mul, ago, ago)) - sx * sx
+    vy = n * sum(map(mul, usages, usages)) - sy * sy
+    cov = n * sum(map(mul, ago, usages)) - sx * sy
     if vx <= 0 or vy <= 0 or cov <= 0 or cov * cov < _SLOPE_FIT * vx * vy:
         return None
-    seconds = (1.0 - usage) * vx / cov
+    seconds = (1.0 - usages[-1]) * vx / cov
     return seconds if seconds <= _SLOPE_HORIZON_SECONDS else None
 
 
-def _points_at_work(history: History, start: int) -> list[tuple[float, float]]:
-    """Times and usages since something runs, the last first; none when the last usage is unknown."""
-    times = history.times[start:][::-1]
-    usages = history.columns["kv_usage"][start:][::-1]
-    at_work = history.columns["requests_running"][start:][::-1]
-    if min(at_work) > 0 and sum(usages) + sum(at_work) >= 0:  # at work all the time, and nothing is NaN
-        return list(zip(times, usages, strict=True))
-    points = []
-    for t, usage, running in zip(times, usages, at_work, strict=True):
-        if not running > 0:  # NaN too
-            break
-        if usage == usage:  # noqa: PLR0124 (not NaN)
-            points.append((t, usage))
-        elif not points:
-            break
-    return points
+def _at_work(history: History, start: int) -> tuple[Sequence[float], Sequence[float]]:
+    """Times and usages since something runs; none when the last usage is unknown."""
+    times, usages = history.times[start:], history.columns["kv_usage"][start:]
+    running = history.columns["requests_running"][start:]
+    if min(running) > 0 and sum(usages) + sum(running) >= 0:  # at work all the time, and nothing is NaN
+        return times, usages
+    if math.isnan(usages[-1]):
+        return (), ()
+    idle = [at for at, requests in enumerate(running) if not requests > 0]  # NaN too
+    begin = idle[-1] + 1 if idle else 0
+    known = [at for at in range(begin, len(times)) if not math.isnan(usages[at])]
+    return [times[at] for at in known], [usages[at] for at in known]

@@ -350,8 +350,6 @@ def test_memory_is_bounded_and_windows_stay_right():
     assert history.times[0] <= 19_999 - 660
     assert history.rate("preemptions", history.start_of(19_999 - 600)) == 3
     assert history.times[history.start_of(19_999 - 600)] == 19_399
-    assert len(history.minutes) == 60
-    assert {minute.preemptions for minute in history.minutes} == {180}
 
 
 def test_memory_is_bounded_at_any_pace():
@@ -373,36 +371,6 @@ def test_a_restart_stays_the_limit_of_windows_while_the_ring_is_cut():
             assert history.times[begin] >= 1000
             assert history.rate("preemptions", begin) == 1
     assert history.own["preemptions"] == 9990 + 699
-
-
-def test_minutes_keep_what_a_baseline_needs():
-    """600 tokens and 6 preemptions a minute, four running, 20 ms from token to token."""
-    history = History()
-    for second in range(0, 181, 5):
-        history.observe(
-            float(second),
-            snapshot(
-                generation_tokens=10.0 * second,
-                preemptions=second // 10,
-                requests_running=4.0,
-                inter_token_seconds=0.2 * second,
-                inter_token_count=10.0 * second,
-            ),
-            None,
-        )
-    assert [minute.at for minute in history.minutes] == [60, 120, 180]
-    for minute in history.minutes:
-        assert (minute.generation_rate, minute.running, minute.preemptions) == (10, 4, 6)
-        assert minute.inter_token_seconds == pytest.approx(0.02)
-
-
-def test_a_minute_with_a_restart_in_it_is_that_of_the_new_process():
-    """Its rate has the 20 seconds after the restart in it, not the 40 before."""
-    history = History()
-    for second in range(61):
-        start, tokens = (1000.0, 100.0 * second) if second < 40 else (2000.0, 7.0 * (second - 40))
-        history.observe(float(second), snapshot(generation_tokens=tokens), start)
-    assert [minute.generation_rate for minute in history.minutes] == [7]
 
 
 # Signs of work.

@@ -8,6 +8,7 @@ import pytest
 from bodies import body, engine
 from recorded import RESTART, history, pipeline, polls, value
 
+from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
 from exporter.analysis.restarts import TURNS_SECONDS, Restart
 from exporter.analysis.signals import compute
@@ -129,9 +130,16 @@ def test_turns_of_minutes_count_nothing_twice():
     assert history.own["preemptions"] >= (400 + 60) + 119 + 59 + 58 + 29
 
 
-def test_a_mixture_leaves_no_minutes_for_the_baseline():
-    """Nothing is counted in it, and zero is not what the engine did."""
-    assert not by_turns(pair(told=True), "AB" * 80).minutes
+def test_a_mixture_has_no_level():
+    """Nothing is counted in it, and zero tokens per second is not what the engine did: 200 is."""
+    sources, reader, history, baseline = pair(told=True), Reader(), History(), Baseline()
+    for second, letter in enumerate("A" * 61 + "AB" * 80):
+        exposition = reader.read(sources[letter].body(float(second)))
+        (snapshot,) = exposition.engines.values()
+        history.observe(float(second), snapshot, exposition.start_time)
+        baseline.observe(history, frozen=False)
+    assert history.rate("generation_tokens", history.start_of(180.0)) == 0
+    assert baseline.level == 200
 
 
 def test_a_source_that_has_done_nothing_is_a_source():

@@ -23,8 +23,8 @@ from recorded import (
     value,
 )
 
-from exporter.analysis.history import History, Minute
-from exporter.analysis.signals import NAMES, Signals, Windows, compute, recent_level, stale
+from exporter.analysis.history import History
+from exporter.analysis.signals import NAMES, Signals, Windows, compute, stale
 from exporter.vllm.exposition import CacheConfig, EngineKey, Reader, Snapshot
 from exporter.vllm.names import COUNTERS
 
@@ -342,18 +342,6 @@ def test_latencies_are_means_over_the_window():
     known = signals(polled)
     assert known.inter_token_latency_mean_seconds == pytest.approx(0.02)
     assert known.time_to_first_token_mean_seconds == pytest.approx(1.5)
-
-
-def test_the_recent_level_is_the_median_of_busy_minutes():
-    """Idle minutes and those of unknown rate say nothing of what the engine can do."""
-
-    def minutes(*rates: float, running: float = 4) -> list[Minute]:
-        return [Minute(0, rate, math.nan, running, 0) for rate in rates]
-
-    assert recent_level(minutes(100, 300, 200)) == 200
-    assert recent_level([*minutes(100, 300), *minutes(0, 0, 0, running=0), *minutes(math.nan)]) == 200
-    assert recent_level(minutes(100)) is None
-    assert recent_level(minutes(*[1000] * 20, *[100] * 15)) == 100
 
 
 def test_the_time_without_progress_is_counted_from_the_last_sign_of_work():

@@ -140,10 +140,12 @@ def _is_not_kv(s: Situation) -> bool:
     A shortage takes one request after the other, as few as it can, and all of them only where the cache
     was full before; a reset takes all at any usage.
     """
+    if s.inferred > 0 or (s.signals.kv_usage_max_ratio or 0.0) >= s.limits.kv_full:
+        return False  # full in the last minute: no need to look further back
     since = s.t - s.limits.light_for - s.limits.window
     start = s.history.start_of(since)
     highest = s.history.highest("kv_usage", start)
-    if highest is None or s.inferred > 0 or highest >= s.limits.kv_full:
+    if highest is None or highest >= s.limits.kv_full:
         return False
     if highest < s.limits.kv_roomy:
         return True
