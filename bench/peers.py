@@ -1,8 +1,9 @@
-"""The sidecar against its peers, at the same work: one recorded storm, scraped once a second.
+"""The sidecar against its peers, at the same work: a recorded server that gets into a storm, once a second.
 
 Beside it run Debian's Prometheus in agent mode, vmagent, and a loop of requests and prometheus-client's
 parser, all on the same server for the same minute, so that a busy machine slows all. One poll is measured
-apart, by turns with the bare GET of the same body. A program that is not installed has no row.
+apart, by turns with the bare GET of the same body, through the whole recording once: a server whose
+counters begin anew all the time would be another thing to watch. A program that is not installed has no row.
 ``BENCH_SECONDS=10`` measures for a shorter time.
 """
 
@@ -24,7 +25,7 @@ import aiohttp
 from aiohttp import web
 
 from bench import Row
-from bench.reader import storm
+from bench.reader import recorded
 from bench.serve import BARE, Process, started
 from exporter.config import AnalysisConfig, PollConfig, TargetConfig
 from exporter.pipeline import Pipeline
@@ -32,7 +33,6 @@ from exporter.vllm.client import MetricsClient
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))
 WARM_UP = 8.0  # Go's heap settles
-POLLS = 300
 
 LOOP = """\
 import sys, time, requests
@@ -53,18 +53,24 @@ scrape_configs:
 
 
 async def _serve() -> None:
-    """Serve the storm, and take what is written remotely."""
-    bodies = itertools.cycle(storm())
+    """Serve the recording, one body after another, the last one again, and take what is written remotely."""
+    bodies = itertools.cycle(recorded())
+    body = b""
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=next(bodies), headers={"Content-Type": "text/plain; version=0.0.4"})
+        nonlocal body
+        body = next(bodies)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    async def again(_request: web.Request) -> web.Response:
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def write(request: web.Request) -> web.Response:
         await request.read()
         return web.Response(status=204)
 
     app = web.Application(client_max_size=1 << 26)
-    app.add_routes([web.get("/metrics", metrics), web.post("/write", write)])
+    app.add_routes([web.get("/metrics", metrics), web.get("/again", again), web.post("/write", write)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -170,12 +176,11 @@ def _compared(cpu: dict[str, float], memory: dict[str, float]) -> list[Row]:
 
 async def _polls(port: int) -> list[Row]:
     """One poll from the request to the advice, by turns with the bare GET."""
-    url = f"http://127.0.0.1:{port}/metrics"
-    client = MetricsClient(TargetConfig(url=url), PollConfig())
+    client = MetricsClient(TargetConfig(url=f"http://127.0.0.1:{port}/metrics"), PollConfig())
     pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
     whole, fetched, bare = [], [], []
     async with aiohttp.ClientSession() as session:
-        for number in range(POLLS):
+        for number in range(len(recorded())):
             start = time.perf_counter()
             answer = await client.fetch()
             half = time.perf_counter()
@@ -185,9 +190,10 @@ async def _polls(port: int) -> list[Row]:
             fetched.append(half - start)
             assert answer.error is None, answer
             start = time.perf_counter()
-            async with session.get(url) as response:
-                await response.read()
+            async with session.get(f"http://127.0.0.1:{port}/again") as response:
+                same = await response.read()
             bare.append(time.perf_counter() - start)
+            assert same == answer.body
     await client.close()
     one = statistics.median(bare)
     ratios = sorted(ours / theirs for ours, theirs in zip(whole, bare, strict=True))

@@ -189,9 +189,8 @@ _FREEZING: Final = frozenset({"preemption_thrash", "engine_stalled", "scheduler_
 
 def _saturation(s: Situation, held: Held | None) -> dict[str, float]:
     """Need by resource over the window of rates, for autoscalers; full and fine is below 1."""
-    known = {"kv": need(s, held)}
-    start = s.history.start_of(s.t - s.limits.window)
-    running, waiting = s.history.mean("requests_running", start), s.history.mean("requests_waiting", start)
-    if s.seats and running is not None and waiting is not None:
-        known["seats"] = (running + waiting) / s.seats
+    known = {
+        "kv": need(s, held),
+        "seats": s.requests / s.seats if s.seats and s.requests is not None else None,
+    }
     return {name: value for name, value in known.items() if value is not None}

@@ -93,16 +93,11 @@ def _moments(lengths: Lengths) -> Moments | None:
 
 
 def need(s: Situation, held: Held | None) -> float | None:
-    """Tokens that all running and waiting requests would hold, by the capacity: an upper bound.
-
-    Means over the window of rates; 1 is full.
-    """
+    """Tokens that all running and waiting requests would hold, by the capacity: an upper bound; 1 is full."""
     capacity = s.signals.kv_capacity_tokens
-    start = s.history.start_of(s.t - s.limits.window)
-    running, waiting = s.history.mean("requests_running", start), s.history.mean("requests_waiting", start)
-    if held is None or capacity is None or running is None or waiting is None:
+    if held is None or capacity is None or s.requests is None:
         return None
-    return (running + waiting) * held.mean / capacity
+    return s.requests * held.mean / capacity
 
 
 def seats_that_fit(s: Situation, held: Held | None) -> int | None:

@@ -79,6 +79,8 @@ class History:
     def __init__(self) -> None:
         self.times = array("d")
         self.columns = {name: array("d") for name in (*GAUGES, *COUNTERS, _INFERRED)}
+        self._gauges = [(name, self.columns[name].append) for name in GAUGES]
+        self._counters = [(name, self.columns[name].append) for name in COUNTERS]
         self.own: dict[str, float] = {}
         self.inferred = 0.0
         self.snapshot: Snapshot | None = None
@@ -172,19 +174,16 @@ class History:
         """
         last, own = self._last, self.own
         for reading in COUNTERS:
-            value = values.get(reading)
-            if value is None or value > MOST_COUNTED:
+            value, before = values.get(reading), last.get(reading)
+            if value is None or value == before or value > MOST_COUNTED:
                 continue
-            before = last.get(reading)
             last[reading] = value
             if mixed:
                 own.setdefault(reading, 0.0)
             elif before is None:
                 self._count_first(reading, value)
-            elif value < before:
-                own[reading] += value
-            elif value > before:
-                own[reading] += value - before
+            else:
+                own[reading] += value if value < before else value - before
 
     def _count_first(self, reading: str, value: float) -> None:
         """A counter without a predecessor: of a new process, of a new engine, or one that came late."""
@@ -210,12 +209,12 @@ class History:
 
     def _append(self, t: float, values: Mapping[str, float]) -> None:
         self.times.append(t)
-        columns, own = self.columns, self.own
-        for name in GAUGES:
-            columns[name].append(values.get(name, _NAN))
-        for name in COUNTERS:
-            columns[name].append(own.get(name, _NAN))
-        columns[_INFERRED].append(self.inferred)
+        own = self.own
+        for name, append in self._gauges:
+            append(values.get(name, _NAN))
+        for name, append in self._counters:
+            append(own.get(name, _NAN))
+        self.columns[_INFERRED].append(self.inferred)
         usage = values.get("kv_usage")
         if usage is not None:
             self._usage = usage
@@ -294,6 +293,11 @@ class History:
             return total / len(column)
         known = self._known(name, start)
         return sum(known) / len(known) if known else None
+
+    def highest_and_mean(self, name: str, start: int) -> tuple[float | None, float | None]:
+        """The maximum and the mean of the same polls, by one look at them."""
+        known = self._known(name, start)
+        return (max(known), sum(known) / len(known)) if known else (None, None)
 
     def share(self, name: str, start: int, least: float) -> float | None:
         """Share of the polls since a window's start in which a gauge was at least `least`."""

@@ -4,7 +4,7 @@ Pure. Everything may be None, which is unknown; a judgement that needs it is the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ _FALLING_SECONDS: Final = 15.0
 _FALLING_SPAN: Final = 0.4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # nobody changes one, but to freeze so many fields would be paid at every poll
 class Situation:
     """The facts of one engine after one poll.
 
@@ -46,6 +46,7 @@ class Situation:
         seats: `max_num_seqs`, or what stands in its place.
         seats_share: share of those polls with all seats taken, or all but one.
         idle: seconds since anything moved.
+        requests: running and waiting, on average over the window of rates.
         busy: whether anything ran or waited in the last seconds; single idle readings come in mid-load.
         span: seconds of history of this process.
     """
@@ -79,6 +80,7 @@ class Situation:
     deferred_mean: float | None
     seats: float | None
     seats_share: float | None
+    requests: float | None
     idle: float
     busy: bool
     span: float
@@ -141,15 +143,11 @@ def describe(
     minute = history.start_of(t - limits.window)
     long = history.start_of(t - limits.long_window)
     recent = history.start_of(t - _INFERRED_SECONDS)
-
-    def count(name: str, start: int) -> float:
-        return history.increase(name, start) or 0.0
-
-    def preempted(start: int) -> float:
-        return max(count("preemptions", start), count("preemptions_inferred", start))
-
-    running, waiting = (history.mean(name, burst) for name in ("requests_running", "requests_waiting"))
-    requests = None if running is None or waiting is None else running + waiting
+    windows = (burst, half, minute, long, recent)
+    counted = _counts(history, "preemptions", windows)
+    betrayed = _counts(history, "preemptions_inferred", windows)
+    preempted = list(map(max, counted, betrayed))
+    finished = _counts(history, "requests_finished", windows)
     longest = _longest(history, facts)
     kv_mean = history.mean("kv_usage", queue)
     capacity = signals.kv_capacity_tokens
@@ -168,28 +166,45 @@ def describe(
         free_tokens=free,
         has_room=_has_room(kv_mean, free, longest, limits),
         kv_queue_mean=kv_mean,
-        burst_counted=count("preemptions", burst),
-        burst_preempted=preempted(burst),
-        burst_finished=count("requests_finished", burst),
-        half_preempted=preempted(half),
-        half_finished=count("requests_finished", half),
-        minute_preempted=preempted(minute),
-        minute_finished=count("requests_finished", minute),
-        long_preempted=preempted(long),
-        long_finished=count("requests_finished", long),
-        inferred=max(0.0, count("preemptions_inferred", recent) - count("preemptions", recent)),
+        burst_counted=counted[0],
+        burst_preempted=preempted[0],
+        burst_finished=finished[0],
+        half_preempted=preempted[1],
+        half_finished=finished[1],
+        minute_preempted=preempted[2],
+        minute_finished=finished[2],
+        long_preempted=preempted[3],
+        long_finished=finished[3],
+        inferred=max(0.0, betrayed[4] - counted[4]),
         preempted_ago=_preempted_ago(history, limits),
         burst_tokens=history.rate("generation_tokens", burst),
-        level=_level(baseline, requests),
+        level=_level(baseline, _requests(history, burst)),
         waiting_share=history.share("requests_waiting", queue, 0.5),
         waiting_mean=history.mean("requests_waiting", queue),
         deferred_mean=history.mean("requests_deferred", queue),
         seats=seats,
         seats_share=None if seats is None else history.share("requests_running", queue, max(1.0, seats - 1)),
+        requests=_requests(history, minute),
         idle=t - history.moved_at,
         busy=_busy(history),
         span=history.span(long),
     )
+
+
+def _counts(history: History, name: str, starts: Sequence[int]) -> list[float]:
+    """How often something was counted in each of several windows; what is unknown proves nothing."""
+    column = history.columns[name]
+    now = column[-1]
+    changes = [now - column[start] for start in starts]
+    if math.isnan(sum(changes)):
+        return [history.increase(name, start) or 0.0 for start in starts]
+    return changes
+
+
+def _requests(history: History, start: int) -> float | None:
+    """Running and waiting requests, on average since a window's start."""
+    running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
+    return None if running is None or waiting is None else running + waiting
 
 
 def _level(baseline: Baseline, requests: float | None) -> float | None:
@@ -204,6 +219,8 @@ def _busy(history: History) -> bool:
 
     At least two polls, and more than a second: single idle readings come in mid-load.
     """
+    if history.columns["requests_running"][-1] > 0:
+        return True
     start = min(history.start_of(history.times[-1] - _BUSY_SECONDS), max(0, len(history.times) - 2))
     shown = any(history.highest(name, start) for name in ("requests_running", "requests_waiting"))
     return shown or bool(history.increase("generation_tokens", start))

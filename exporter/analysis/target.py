@@ -1,6 +1,7 @@
 """The verdict of a target of which no engine can be read. Pure."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from exporter.analysis import catalogue
@@ -65,6 +66,7 @@ def judge_target(state: TargetState, held: str | None) -> TargetJudgement:
     return _judgement("unreachable" if state.since_good > state.patience else held or "healthy")
 
 
+@cache
 def _judgement(name: str) -> TargetJudgement:
     verdict = catalogue.load().verdicts[name]
     return TargetJudgement(name, verdict.severity, (), verdict.fixes)

@@ -17,6 +17,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import ne
 from typing import Any, Final
 
 from exporter.vllm import names
@@ -246,12 +248,9 @@ class _Page:
         if not lines or len(lines) != len(self.lines):
             return False
         numbers = self.numbers.copy()
-        for at, line in enumerate(lines):
-            if line == self.lines[at]:
-                continue
-            head = self.heads[at]
-            number = line[len(head) :]
-            if not line.startswith(head) or _UNDERSCORE in number or _BLANK in number:
+        for at in compress(range(len(lines)), map(ne, lines, self.lines)):
+            number = lines[at].removeprefix(self.heads[at])  # the whole line where it has another series
+            if _UNDERSCORE in number or _BLANK in number:
                 return False
             try:
                 numbers[at] = float(number)
