@@ -1,17 +1,19 @@
 """What the project promises in figures, measured: ``python -m bench [NAME ...]`` prints one table.
 
 A benchmark is a function without parameters that gives rows; `bench.__main__` lists them. Where two
-things are compared they run by turns in one process, and medians are taken, so that a busy machine
-slows both.
+things are compared they run by turns in one process or side by side in two, and medians are taken, so
+that a busy machine slows both; where single measurements were kept, a row has their first and ninth decile.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-__all__ = ["Row", "medians"]
+__all__ = ["Row", "turns"]
+
+Side = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,25 @@ class Row:
         unit: ``us``, ``ms``, ``x`` for a ratio, ...
         bar: the figure that was promised.
         side: which side of the bar is good.
+        low: a tenth of the single measurements were at most this; None where there was one.
+        high: and a tenth at least this.
     """
 
     what: str
     figure: float
     unit: str
     bar: float | None = None
-    side: Literal["at least", "at most"] = "at least"
+    side: Side = "at least"
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(
+        cls, what: str, single: Sequence[float], unit: str, bar: float | None = None, side: Side = "at least"
+    ) -> Self:
+        """The median of single measurements, and how far they lie apart."""
+        deciles = statistics.quantiles(single, n=10)
+        return cls(what, statistics.median(single), unit, bar, side, deciles[0], deciles[-1])
 
     @property
     def holds(self) -> bool:
@@ -40,8 +54,8 @@ class Row:
         return self.figure >= self.bar if self.side == "at least" else self.figure <= self.bar
 
 
-def medians(rounds: int, *functions: Callable[[int], object], in_a_row: int = 1) -> Sequence[float]:
-    """The median seconds of one call of each function.
+def turns(rounds: int, *functions: Callable[[int], object], in_a_row: int = 1) -> Sequence[Sequence[float]]:
+    """The seconds of one call of each function, on average over its turn in each round.
 
     Args:
         rounds: in each the functions take turns.
@@ -52,8 +66,8 @@ def medians(rounds: int, *functions: Callable[[int], object], in_a_row: int = 1)
     seconds: list[list[float]] = [[] for _ in functions]
     for first in range(0, rounds * in_a_row, in_a_row):
         for function, times in zip(functions, seconds, strict=True):
+            start = time.perf_counter()
             for number in range(first, first + in_a_row):
-                start = time.perf_counter()
                 function(number)
-                times.append(time.perf_counter() - start)
-    return [statistics.median(times) for times in seconds]
+            times.append((time.perf_counter() - start) / in_a_row)
+    return seconds

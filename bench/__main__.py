@@ -7,7 +7,20 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bench import Row, detection, page, peers, poll, reader, results, scale, serve, server_cost, simulator
+from bench import (
+    Row,
+    detection,
+    engines,
+    page,
+    peers,
+    poll,
+    reader,
+    results,
+    scale,
+    serve,
+    server_cost,
+    simulator,
+)
 
 BENCHMARKS: Final[Mapping[str, Callable[[], list[Row]]]] = {
     "reader": reader.run,
@@ -18,6 +31,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[], list[Row]]]] = {
     "detection": detection.run,
     "simulator": simulator.run,
     "page": page.run,
+    "engines": engines.run,
     "scale": scale.run,
 }
 

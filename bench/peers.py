@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ import aiohttp
 from aiohttp import web
 
 from bench import Row
-from bench.reader import recorded
+from bench.reader import micro, ratios, recorded
 from bench.serve import BARE, Process, started
 from exporter.config import AnalysisConfig, PollConfig, TargetConfig
 from exporter.pipeline import Pipeline
@@ -33,6 +32,7 @@ from exporter.vllm.client import MetricsClient
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))
 WARM_UP = 8.0  # Go's heap settles
+SLICES = 10
 
 LOOP = """\
 import sys, time, requests
@@ -152,25 +152,31 @@ def _side_by_side(port: int) -> list[Row]:
             else:
                 processes[what] = stack.enter_context(running(*arguments))
         time.sleep(WARM_UP)
-        start, before = time.monotonic(), {what: one.cpu_seconds() for what, one in processes.items()}
-        time.sleep(SECONDS)
-        seconds = time.monotonic() - start
-        cpu = {what: (one.cpu_seconds() - before[what]) / seconds for what, one in processes.items()}
+        shares: dict[str, list[float]] = {what: [] for what in processes}
+        for _ in range(SLICES):
+            start, before = time.monotonic(), {what: one.cpu_seconds() for what, one in processes.items()}
+            time.sleep(SECONDS / SLICES)
+            seconds = time.monotonic() - start
+            for what, one in processes.items():
+                shares[what].append((one.cpu_seconds() - before[what]) / seconds)
         memory = {what: one.memory()[0] for what, one in processes.items()}
-    return _compared(cpu, memory)
+    return _compared(shares, memory)
 
 
-def _compared(cpu: dict[str, float], memory: dict[str, float]) -> list[Row]:
+def _compared(shares: dict[str, list[float]], memory: dict[str, float]) -> list[Row]:
+    """Of each program its costs, and of the whole time ours over theirs; the spread is that of the slices."""
     rows = []
-    for what, share in cpu.items():
-        rows.append(Row(f"CPU seconds per hour, {what}", 3600 * share, "s"))
+    for what, share in shares.items():
+        rows.append(Row.of(f"CPU seconds per hour, {what}", [3600 * one for one in share], "s"))
         rows.append(Row(f"resident memory, {what}", memory[what], "MiB"))
-    ours = cpu["this exporter"]
+    ours = shares["this exporter"]
     for what, bar in (
         ("Debian's Prometheus agent", 0.25), ("vmagent", 1.5), ("requests and prometheus-client", None),
     ):  # fmt: skip
-        if what in cpu:
-            rows.append(Row(f"CPU over {what}", ours / cpu[what], "x", bar, "at most"))
+        if what in shares:
+            slices = Row.of("", ratios(ours, shares[what]), "x")
+            whole = sum(ours) / sum(shares[what])
+            rows.append(Row(f"CPU over {what}", whole, "x", bar, "at most", slices.low, slices.high))
     return rows
 
 
@@ -195,14 +201,11 @@ async def _polls(port: int) -> list[Row]:
             bare.append(time.perf_counter() - start)
             assert same == answer.body
     await client.close()
-    one = statistics.median(bare)
-    ratios = sorted(ours / theirs for ours, theirs in zip(whole, bare, strict=True))
     return [
-        Row("the bare GET with aiohttp", one * 1e6, "us"),
-        Row("our GET", statistics.median(fetched) * 1e6, "us"),
-        Row("one poll, from request to advice", statistics.median(whole) * 1e6, "us"),
-        Row("one poll over the bare GET, by turns", statistics.median(ratios), "x", 1.8, "at most"),
-        Row("the same, nine of ten at most", ratios[int(0.9 * len(ratios))], "x"),
+        Row.of("the bare GET with aiohttp", micro(bare), "us"),
+        Row.of("our GET", micro(fetched), "us"),
+        Row.of("one poll, from request to advice", micro(whole), "us"),
+        Row.of("one poll over the bare GET, by turns", ratios(whole, bare), "x", 1.8, "at most"),
     ]
 
 

@@ -33,7 +33,8 @@ _HEAD: Final = """\
 # Results
 
 `make bench` measures all of it and writes this page; `python -m bench NAME` renews one part. Ratios are of
-runs that took turns or ran at the same time, medians where nothing else is said.
+runs that took turns or ran at the same time, medians where nothing else is said. Of ten single measurements
+eight lie between the two figures of the third column.
 
 """
 
@@ -79,10 +80,13 @@ def _page(benchmarks: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
     lines = [f"The machine, shared with other work: {about}.\n"]
     for name, rows in benchmarks.items():
-        lines += [f"## {name}\n", "| what | figure | bar | |", "|---|---:|---|---|"]
+        lines += [f"## {name}\n", "| what | figure | of ten | bar | |", "|---|---:|---:|---|---|"]
         for row in rows:
+            spread = "" if row.get("low") is None else f"{row['low']:.2f} to {row['high']:.2f}"
             bar = "" if row["bar"] is None else f"{row['side']} {row['bar']:g} {row['unit']}".strip()
             verdict = "" if row["bar"] is None else "holds" if row["holds"] else "**missed**"
-            lines.append(f"| {row['what']} | {row['figure']:.2f} {row['unit']} | {bar} | {verdict} |")
+            lines.append(
+                f"| {row['what']} | {row['figure']:.2f} {row['unit']} | {spread} | {bar} | {verdict} |"
+            )
         lines.append("")
     return _HEAD + "\n".join(lines)

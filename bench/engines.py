@@ -1,0 +1,93 @@
+"""What one target costs with 1 to 16 data-parallel engines: a poll in this process, and ``serve`` at 1 Hz.
+
+The bodies are those of a recorded server of one engine whose series stand there once for each engine.
+"""
+
+import asyncio
+import functools
+import itertools
+import time
+
+from aiohttp import web
+
+from bench import Row
+from bench.reader import micro, recorded
+from bench.serve import SECONDS, WARM_UP, started
+from exporter.config import AnalysisConfig
+from exporter.pipeline import Pipeline
+
+ENGINES = (1, 2, 4, 8, 16)
+MOST = max(ENGINES)
+
+
+@functools.cache
+def bodies(engines: int) -> list[bytes]:
+    """The recording, of so many engines."""
+    return [_multiplied(body, engines) for body in recorded()]
+
+
+def _multiplied(body: bytes, engines: int) -> bytes:
+    lines = []
+    for line in body.splitlines(keepends=True):
+        copies = engines if b'engine="0"' in line and not line.startswith(b"#") else 1
+        lines += [line.replace(b'engine="0"', b'engine="%d"' % engine) for engine in range(copies)]
+    return b"".join(lines)
+
+
+def _polls(engines: int) -> list[float]:
+    """Seconds of each poll through the recording, from the body to the advice."""
+    pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
+    seconds = []
+    for number, body in enumerate(bodies(engines)):
+        start = time.perf_counter()
+        reading = pipeline.feed(float(number), body)
+        seconds.append(time.perf_counter() - start)
+        assert len(reading.engines) == engines
+    return seconds
+
+
+async def _served(engines: int) -> tuple[float, float]:
+    """Share of a core, and resident memory in MiB, of a process that watches such a server."""
+    own = itertools.cycle(bodies(engines))
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(body=next(own), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
+    try:
+        with started(
+            "-m", "exporter", "serve", "--target.url", url, "--web.listen-address", "127.0.0.1:0"
+        ) as process:
+            await asyncio.sleep(WARM_UP)
+            before, start = process.cpu_seconds(), time.monotonic()
+            await asyncio.sleep(SECONDS / 2)
+            return (process.cpu_seconds() - before) / (time.monotonic() - start), process.memory()[0]
+    finally:
+        await runner.cleanup()
+
+
+def run() -> list[Row]:
+    """All numbers of engines, one after the other; then the process with the fewest and with the most."""
+    rows, medians = [], {}
+    for engines in ENGINES:
+        size = len(bodies(engines)[0]) / 1000
+        rows.append(Row.of(f"a poll, {_count(engines)}, body of {size:.0f} kB", micro(_polls(engines)), "us"))
+        medians[engines] = rows[-1].figure
+    rows.append(Row("one more engine", (medians[MOST] - medians[1]) / (MOST - 1), "us"))
+    for engines in (1, MOST):
+        share, memory = asyncio.run(_served(engines))
+        name = f"serve, {_count(engines)}"
+        rows += [
+            Row(f"{name}: one core at 1 Hz", 100 * share, "%"),
+            Row(f"{name}: resident memory", memory, "MiB"),
+        ]
+    return rows
+
+
+def _count(engines: int) -> str:
+    return f"{engines} engine{'s' if engines > 1 else ''}"
