@@ -3,7 +3,7 @@
 # make check   the two-minute loop: format, lint, types, tests that need only Python
 PY := .venv/bin/python
 
-.PHONY: setup demo check test format bench fuzz docs screenshots lock
+.PHONY: setup demo check test format bench fuzz docs screenshots lowest audit lock
 
 setup:
 	@.ci/setup
@@ -38,6 +38,25 @@ docs: setup
 screenshots: setup
 	@.ci/programs
 	$(PY) -m bench.screenshots
+	$(PY) -m dashboards.render
+
+# The lowest versions that pyproject.toml allows, in an environment of their own: the tests must pass there too.
+# What only the tests need is the locked one.
+LOWEST := .venv/lowest/bin/python
+lowest: setup
+	$(PY) -m pip install -q uv
+	$(PY) -m uv venv -q --clear .venv/lowest
+	$(PY) -m uv pip install -q --python $(LOWEST) --resolution lowest-direct -e .[progress,auth]
+	$(PY) -m uv pip freeze -q --python $(LOWEST) --exclude-editable | tee .venv/lowest/constraints.txt
+	sed -n 's/^\([a-z].*\) \\$$/\1/p' requirements-test.lock | \
+	  awk -F == 'NR == FNR { known[$$1]; next } !($$1 in known)' .venv/lowest/constraints.txt - >.venv/lowest/locked.txt
+	$(PY) -m uv pip install -q --python $(LOWEST) -c .venv/lowest/constraints.txt -c .venv/lowest/locked.txt -e .[test]
+	$(LOWEST) -m pytest -q -n auto --dist worksteal -m "not programs and not long"
+
+# Known vulnerabilities of what an installation brings; needs the advisories of PyPI, which no test does.
+audit: setup
+	$(PY) -m pip install -q uv
+	$(PY) -m uv tool run pip-audit --strict --disable-pip -r requirements.lock
 
 lock: setup
 	$(PY) -m pip install -q uv
