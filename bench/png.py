@@ -1,4 +1,4 @@
-"""Screenshots made small enough for a repository: a PNG with a palette of its 256 commonest colours."""
+"""Screenshots made small enough for a repository: a PNG with a palette of 256 of its colours."""
 
 import struct
 import zlib
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {2: 3, 6: 4}  # colour type -> bytes per pixel, of eight bits each
 _PALETTE = 256
+_APART = 8**2  # squared distance of two colours of the palette; less is not seen
 
 
 def shrink(png: bytes) -> bytes:
@@ -55,31 +56,52 @@ def _unfiltered(data: bytes, stride: int, height: int, step: int) -> Iterator[by
 
 
 def _undo(kind: int, row: bytearray, above: bytearray, step: int) -> None:
-    for at in range(len(row) if kind else 0):
-        left = row[at - step] if at >= step else 0
-        up, corner = above[at], above[at - step] if at >= step else 0
-        guess = (0, left, up, (left + up) // 2, _paeth(left, up, corner))[kind]
-        row[at] = (row[at] + guess) & 255
+    if kind == 2:
+        row[:] = bytes([(one + up) & 255 for one, up in zip(row, above, strict=True)])
+    elif kind:
+        guess = {1: _left, 3: _mean, 4: _paeth}[kind]
+        for at in range(len(row)):
+            left, corner = (row[at - step], above[at - step]) if at >= step else (0, 0)
+            row[at] = (row[at] + guess(left, above[at], corner)) & 255
+
+
+def _left(left: int, _up: int, _corner: int) -> int:
+    return left
+
+
+def _mean(left: int, up: int, _corner: int) -> int:
+    return (left + up) // 2
 
 
 def _paeth(left: int, up: int, corner: int) -> int:
-    guess = left + up - corner
-    return min(
-        (left, up, corner), key=lambda one: abs(guess - one)
-    )  # the first of equals, as the format says
+    """The neighbour that is nearest to their plane; the first of equals, as the format says."""
+    to_left, to_up, to_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
+    if to_left <= to_up and to_left <= to_corner:
+        return left
+    return up if to_up <= to_corner else corner
 
 
 def _palette(colours: Counter) -> tuple[list, dict]:
-    """The commonest colours, and for every colour which of them is nearest."""
-    palette = [colour for colour, _ in colours.most_common(_PALETTE)]
-    index = {colour: number for number, colour in enumerate(palette)}
-    for colour in colours:
-        if colour not in index:
-            index[colour] = min(
-                range(len(palette)),
-                key=lambda number: sum((a - b) ** 2 for a, b in zip(palette[number], colour, strict=True)),
-            )
+    """The commonest colours that are not all alike, and for every colour which of them is nearest.
+
+    Edges of letters have hundreds of greys; they leave room for the one line that is blue.
+    """
+    palette: list = []
+    for colour, _ in colours.most_common():
+        if all(_distance(one, colour) >= _APART for one in palette):
+            palette.append(colour)
+        if len(palette) == _PALETTE:
+            break
+    index = {
+        colour: min(range(len(palette)), key=lambda number: _distance(palette[number], colour))
+        for colour in colours
+    }
     return palette, index
+
+
+def _distance(one: tuple, other: tuple) -> int:
+    red, green, blue = one[0] - other[0], one[1] - other[1], one[2] - other[2]
+    return red * red + green * green + blue * blue
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

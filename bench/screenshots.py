@@ -1,6 +1,7 @@
-"""``python -m bench.screenshots``: the pictures of the documentation, taken anew in ``docs/pictures``.
+"""``python -m bench.screenshots``: the status page's picture, taken anew in ``docs/pictures``.
 
-The status page after ten minutes with a simulated vLLM whose load outgrows its KV cache. Needs Chromium.
+The page after ten minutes with a simulated vLLM whose load outgrows its KV cache. Needs Chromium.
+``make screenshots`` takes it, and those of the dashboards (``dashboards/render``).
 """
 
 import asyncio

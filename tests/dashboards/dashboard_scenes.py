@@ -5,7 +5,7 @@ for seats, two engines that share badly, one that is restarted, a calm one, and 
 servers. Bodies go through the whole pipeline; every ten seconds the exporter's text and vLLM's own body
 are kept with a time and the labels that a scrape adds. ``promtool`` makes blocks of it.
 
-    python tests/dashboards/scenes.py FILE     writes the text, up to now
+    python tests/dashboards/dashboard_scenes.py FILE     writes the text, up to now
 """
 
 import math
@@ -36,6 +36,8 @@ from exporter.watch import PollOutcome  # noqa: E402
 
 SECONDS = 1800
 SCRAPE = 10
+# What is chosen on a dashboard to look at the server in the storm.
+STORM = {"cluster": "eu", "namespace": "prod", "pod": "llama-0"}
 NOTIFIED = 1200  # when the first server's alert is pushed
 CACHE = {
     "kv_cache_size_tokens": 400_000,
@@ -279,7 +281,7 @@ def fleet() -> tuple[Server, ...]:
     eu, us = {"cluster": "eu", "namespace": "prod"}, {"cluster": "us", "namespace": "prod"}
     llama, qwen, mixtral = {"model_name": "llama-70b"}, {"model_name": "qwen-32b"}, {"model_name": "mixtral"}
     return (
-        storm().server(**eu, pod="llama-0", **llama),
+        storm().server(**STORM, **llama),
         calm().server(**eu, pod="llama-1", **llama),
         rising().server(**eu, pod="llama-2", **llama),
         seats().server(**eu, pod="qwen-0", **qwen),

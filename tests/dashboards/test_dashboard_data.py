@@ -4,18 +4,15 @@ import itertools
 import json
 import math
 import re
-import shutil
-import subprocess
 import urllib.parse
 import urllib.request
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from dashboard_files import NAMES, TARGETS, VARIABLES, Target, document, filled
-from dashboard_scenes import SCRAPE, SECONDS, fleet, openmetrics
-from running import free_port, until
+from dashboard_prometheus import prometheus_of
+from dashboard_scenes import SCRAPE, SECONDS, STORM, fleet
 
 from exporter.analysis import catalogue
 from exporter.dashboards import adapted
@@ -24,7 +21,6 @@ pytestmark = pytest.mark.programs
 
 BEGIN = 1_760_000_000.0
 END = BEGIN + SECONDS - SCRAPE
-STORM = {"cluster": "eu", "namespace": "prod", "pod": "llama-0"}
 # On which server a panel of the engine's dashboard has something to show, where it is not the storm.
 SCENES = {"KV full in": {"cluster": "eu", "namespace": "prod", "pod": "llama-2"}}
 # A server outside Kubernetes whose vLLM nobody scrapes; only its model tells it from the others.
@@ -37,16 +33,8 @@ Series = list[tuple[dict[str, str], list[float]]]
 class Prometheus:
     """One that has the fleet's half hour."""
 
-    def __init__(self, port: int) -> None:
-        self._base = f"http://127.0.0.1:{port}"
-
-    def ready(self) -> bool:
-        """Whether it answers."""
-        try:
-            with urllib.request.urlopen(f"{self._base}/-/ready", timeout=5) as answer:
-                return answer.status == 200
-        except OSError:
-            return False
+    def __init__(self, base: str) -> None:
+        self._base = base
 
     def ask(self, path: str, **arguments: object):
         """The data of an answer."""
@@ -81,35 +69,8 @@ class Prometheus:
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory):
     """A Prometheus with the fleet's blocks; it scrapes nothing."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    with (folder / "fleet.txt").open("w", encoding="utf-8") as file:
-        file.writelines(openmetrics(fleet(), BEGIN))
-    promtool, program = shutil.which("promtool"), shutil.which("prometheus")
-    assert promtool, "promtool is missing; `.ci/programs` installs it"
-    made = [promtool, "tsdb", "create-blocks-from", "openmetrics", "fleet.txt", "data"]
-    subprocess.run(made, cwd=folder, check=True, capture_output=True, timeout=60)
-    (folder / "prometheus.yml").write_text("global: {}\n")
-    port = free_port()
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(_command(program, folder, port), stdout=log, stderr=log)
-    try:
-        started = Prometheus(port)
-        until(started.ready, "Prometheus")
-        yield started
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _command(program: str, folder: Path, port: int) -> list[str]:
-    return [
-        program,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--storage.tsdb.retention.time=100y",
-        "--log.level=warn",
-    ]
+    with prometheus_of(fleet(), BEGIN, tmp_path_factory.mktemp("prometheus")) as base:
+        yield Prometheus(base)
 
 
 def scene(target: Target) -> dict[str, str]:
