@@ -185,7 +185,7 @@ def _kv_and_queue() -> Row:
             heatmap(
                 "Polls by KV usage",
                 "Every poll of the chosen engines by how full the cache was, also those between two"
-                " scrapes. Dark at the top beside preemptions is a shortage; dark at the top without them"
+                " scrapes. Most of them at the top beside preemptions is a shortage; at the top without them"
                 " is good use.",
                 Query(
                     by(["le"], f"increase({ours('kv_usage_polled_ratio', '_bucket')}[$__rate_interval])"),

@@ -28,7 +28,7 @@ def _now() -> Row:
                 "Engines",
                 "Engines that exporters know, also those that do not answer at the moment.",
                 Query(by([], ours("verdict"))),
-                size=(3, 4),
+                size=(3, 5),
             ),
             stat(
                 "Critical",
@@ -36,7 +36,7 @@ def _now() -> Row:
                 Query(_count_of(Severity.CRITICAL)),
                 limits=thresholds((1, "red")),
                 background=True,
-                size=(3, 4),
+                size=(3, 5),
             ),
             stat(
                 "Warning",
@@ -44,7 +44,7 @@ def _now() -> Row:
                 Query(_count_of(Severity.WARNING)),
                 limits=thresholds((1, "orange")),
                 background=True,
-                size=(3, 4),
+                size=(3, 5),
             ),
             stat(
                 "No answer",
@@ -52,7 +52,7 @@ def _now() -> Row:
                 Query(f"count({ours('up')} == 0) or vector(0)"),
                 limits=thresholds((1, "red")),
                 background=True,
-                size=(3, 4),
+                size=(3, 5),
             )
             | runbook("unreachable"),
             stat(
@@ -60,30 +60,30 @@ def _now() -> Row:
                 "All engines together. 0 is good; the table below says whose they are.",
                 Query(by([], rate(ours("preemptions")))),
                 defaults={"decimals": 2},
-                size=(4, 4),
+                size=(4, 5),
             ),
             stat(
                 "Waiting",
                 "All queues together. Short ones that come and go are normal.",
                 Query(by([], ours("requests_waiting"))),
-                size=(4, 4),
+                size=(4, 5),
             ),
             stat(
                 "Tokens / s",
                 "What all users get together.",
                 Query(by([], ours("generation_tokens_per_second"))),
                 defaults={"decimals": 0},
-                size=(4, 4),
+                size=(4, 5),
             ),
             verdict_table(
                 "Engines, worst first",
                 "Every engine with its verdict, the numbers that go with it and the fix that stands first."
                 " A click on a server opens its dashboard.",
-                (24, 11),
+                (24, 12),
                 Column(ours("kv_usage_max_ratio"), "KV highest", 90, (), "percentunit", _gauge_cell(1)),
-                Column(ours("preemptions_per_second"), "Preempt./s", 85, (), "short", {"decimals": 2}),
-                Column(ours("requests_waiting"), "Waiting", 70, (), "short", {"decimals": 0}),
-                Column(ours("generation_tokens_per_second"), "Tokens/s", 75, (), "short", {"decimals": 0}),
+                Column(ours("preemptions_per_second"), "Preempt./s", 90, (), "short", {"decimals": 2}),
+                Column(ours("requests_waiting"), "Waiting", 65, (), "short", {"decimals": 0}),
+                Column(ours("generation_tokens_per_second"), "Tokens/s", 70, (), "short", {"decimals": 0}),
             ),
             lines(
                 "Engines by verdict",
@@ -252,7 +252,7 @@ def _imbalance() -> Row:
                 "Requests by engine",
                 "Running and waiting requests of each engine. Lines of one model should lie together.",
                 Query(named(load), f"{WHERE}/{{{{engine}}}}"),
-                size=(10, 8),
+                size=(8, 8),
             ),
             stat(
                 "Unbalanced",
@@ -260,7 +260,7 @@ def _imbalance() -> Row:
                 " is good.",
                 Query(f"count({ours('model_finding', finding='dp_imbalance')}) or vector(0)"),
                 limits=thresholds((1, "orange")),
-                size=(3, 8),
+                size=(4, 8),
             )
             | runbook("dp_imbalance"),
             stat(
@@ -268,7 +268,7 @@ def _imbalance() -> Row:
                 "Engines that were on a metrics page within the hour and are gone from it. 0 is good.",
                 Query(by([], ours("engines_missing"))),
                 limits=thresholds((1, "orange")),
-                size=(3, 8),
+                size=(4, 8),
             )
             | runbook("engine_missing"),
         ],

@@ -37,7 +37,7 @@ def _now() -> Row:
                 "Exporters",
                 "Processes that Prometheus scrapes. As many as there should be is good.",
                 Query(f"count({ours('exporter_build')})"),
-                size=(4, 4),
+                size=(4, 5),
             ),
             stat(
                 "Servers answering",
@@ -46,7 +46,7 @@ def _now() -> Row:
                 unit="percentunit",
                 defaults={"max": 1},
                 limits=thresholds((1, "green"), base="red"),
-                size=(4, 4),
+                size=(4, 5),
             )
             | runbook("unreachable"),
             stat(
@@ -57,7 +57,7 @@ def _now() -> Row:
                 unit="s",
                 defaults={"decimals": 1},
                 limits=thresholds((LIMITS.max_age * 3, "orange")),
-                size=(4, 4),
+                size=(4, 5),
             ),
             stat(
                 "Failed polls / s",
@@ -65,7 +65,7 @@ def _now() -> Row:
                 Query(f"sum({rate(ours('exporter_poll_errors'))}) or vector(0)"),
                 defaults={"decimals": 2},
                 limits=thresholds((0.01, "orange")),
-                size=(4, 4),
+                size=(4, 5),
             ),
             stat(
                 "Lines not understood",
@@ -75,7 +75,7 @@ def _now() -> Row:
                 defaults={"decimals": 0},
                 limits=thresholds((1, "orange")),
                 course=False,
-                size=(4, 4),
+                size=(4, 5),
             )
             | runbook("metrics_missing"),
             stat(
@@ -87,7 +87,7 @@ def _now() -> Row:
                 defaults={"decimals": 0},
                 limits=thresholds((1, "red")),
                 course=False,
-                size=(4, 4),
+                size=(4, 5),
             ),
             table(
                 "Exporters and what they watch",
@@ -129,7 +129,7 @@ def _now() -> Row:
                 ],
                 hidden=("pod", "target", "Value #F"),
                 sort=("Age", True),
-                size=(24, 7),
+                size=(24, 10),
             ),
         ],
     )
@@ -147,6 +147,7 @@ def _polling() -> Row:
                 Query(by([], rate(ours("exporter_polls_skipped"))), "left out, all together"),
                 Query(named(rate(ours("exporter_polls"))), WHERE),
                 overrides=[by_query("A", color={"mode": "fixed", "fixedColor": "red"})],
+                size=(8, 9),
             ),
             lines(
                 "Failed polls by reason",
@@ -159,6 +160,7 @@ def _polling() -> Row:
                 stacked="normal",
                 defaults={"color": {"mode": "shades", "fixedColor": "red"}},
                 overrides=[FROM_ONE],
+                size=(8, 9),
             )
             | runbook("unreachable"),
             lines(
@@ -167,6 +169,7 @@ def _polling() -> Row:
                 " spares a slow server.",
                 Query(named(ours("exporter_poll_interval_seconds")), WHERE),
                 unit="s",
+                size=(8, 9),
             ),
             lines(
                 "Poll duration",
@@ -184,7 +187,7 @@ def _polling() -> Row:
             ),
             heatmap(
                 "Polls by duration",
-                "Every answered poll by how long it took. One dark band near the bottom is good.",
+                "Every answered poll by how long it took. One strong band near the bottom is good.",
                 Query(
                     by(
                         ["le"],
@@ -275,7 +278,7 @@ def _targets() -> Row:
                 Query(f"{by([], ours('exporter_targets_left_out'))} or vector(0)", "left out"),
                 defaults={"decimals": 0},
                 overrides=[FROM_ONE],
-                size=(6, 8),
+                size=(5, 8),
             ),
             lines(
                 "Discovery failures / s",
@@ -285,7 +288,7 @@ def _targets() -> Row:
                     "{{source}}",
                 ),
                 overrides=[FROM_ONE],
-                size=(6, 8),
+                size=(5, 8),
             ),
             stat(
                 "Configuration good",
@@ -293,7 +296,8 @@ def _targets() -> Row:
                 " the log says what is wrong, and the old one is used.",
                 Query(f"min({ours('exporter_config_last_reload_successful')})"),
                 defaults={"mappings": [mapping({"0": ("no", "red"), "1": ("yes", "green")})]},
-                size=(3, 8),
+                course=False,
+                size=(4, 8),
             ),
             stat(
                 "Configuration read",
@@ -302,7 +306,8 @@ def _targets() -> Row:
                 Query(f"time() - max({ours('exporter_config_last_reload_success_timestamp_seconds')})"),
                 unit="s",
                 defaults={"decimals": 0},
-                size=(3, 8),
+                course=False,
+                size=(4, 8),
             ),
         ],
     )

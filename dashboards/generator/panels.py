@@ -199,7 +199,7 @@ def stat(
     text: str,
     *queries: Query,
     unit: str = "short",
-    size: tuple[int, int] = (4, 4),
+    size: tuple[int, int] = (4, 5),
     limits: Json | None = None,
     overrides: Sequence[Json] = (),
     shown: str = "auto",
@@ -405,10 +405,11 @@ def _lines(panels: Iterable[Json], top: int, number: int) -> tuple[list[Json], i
     return placed, bottom
 
 
-def series(title: str, name: str, query: str) -> Json:
+def series(title: str, name: str, query: str, *, always: bool = False) -> Json:
     """A variable whose values are those of a label; several or all may be chosen.
 
-    All is ``.*`` and no list of what there is: a label that a scrape does not have matches too.
+    All is a pattern and no list of what there is: a label that a scrape does not have matches too, where it
+    is not `always` there.
     """
     return {
         "type": "query",
@@ -416,7 +417,7 @@ def series(title: str, name: str, query: str) -> Json:
         "label": title,
         "datasource": SOURCE,
         "query": {"qryType": 1, "query": query, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
-        "allValue": ".*",
+        "allValue": ".+" if always else ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
         "hide": 0,
         "includeAll": True,

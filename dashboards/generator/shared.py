@@ -60,7 +60,8 @@ def _variables() -> list[Json]:
     made, before = [], []
     for name, title in titles.items():
         metric = "vllm_pressure_verdict" if name in OF_ENGINE else ROWS["up"].series
-        made.append(series(title, name, f"label_values({metric}{selector(*before)}, {name})"))
+        query = f"label_values({metric}{selector(*before)}, {name})"
+        made.append(series(title, name, query, always=name == "job"))
         before.append(name)
     return made
 
@@ -106,8 +107,8 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
     asked = [judged, by((*labels, "fix"), named(f"{ours('fix_rank')} == 1"))]
     asked += [by(labels, named(column.name)) for column in more]
     numbers = [replace(column, name=f"Value #{chr(ord('C') + index)}") for index, column in enumerate(more)]
-    place = [Column("cluster", "Cluster", 70), Column("namespace", "Namespace", 95)] if more else []
-    model = [Column("model_name", "Model", 110)] if more else []
+    place = [Column("cluster", "Cluster", 65), Column("namespace", "Namespace", 90)] if more else []
+    model = [Column("model_name", "Model", 100)] if more else []
     sentence = Column("sentence", "What it means", None, [SENTENCES], look=WRAPPED)
     return table(
         title,
@@ -115,17 +116,17 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
         *(Query(expr, instant=True, form="table") for expr in asked),
         size=size,
         columns=[
-            Column("Value #A", "Severity", 85, [SEVERITIES], look=COLOURED),
+            Column("Value #A", "Severity", 80, [SEVERITIES], look=COLOURED),
             *place,
             Column("server", "Server", 105, look={"links": [to_engine()]} if more else None),
             *model,
-            Column("engine", "Engine", 65, unit=AS_TEXT),
+            Column("engine", "Engine", 60, unit=AS_TEXT),
             Column(
-                "verdict", "Verdict", 150, [VERDICTS], look={"custom.cellOptions": {"type": "color-text"}}
+                "verdict", "Verdict", 140, [VERDICTS], look={"custom.cellOptions": {"type": "color-text"}}
             ),
             *(numbers or [sentence]),
             Column("fix", "First fix", None if more else 190, [FIXES], look=None if more else WRAPPED),
-            Column("runbook", "Runbook", 175, [VERDICT_RUNBOOKS], look={"links": [to_runbook()]}),
+            Column("runbook", "Runbook", 170, [VERDICT_RUNBOOKS], look={"links": [to_runbook()]}),
         ],
         sort=("Severity", True),
         hidden=["pod", "target", "instance", "Value #B", *(["sentence"] if more else [*MODEL])],
