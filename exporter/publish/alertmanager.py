@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import random
-import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,8 @@ from typing import Any, Final, Literal
 import aiohttp
 from multidict import CIMultiDict
 
-from exporter import __version__
-from exporter.config import AlertmanagerConfig, Secret, TlsConfig
+from exporter import __version__, tls
+from exporter.config import AlertmanagerConfig, Secret
 from exporter.pipeline import TargetReading
 from exporter.publish.active import ActiveAlerts, Key, Notice
 
@@ -224,9 +223,12 @@ class _Peer:
             return response.status
 
     def _open(self) -> aiohttp.ClientSession:
-        secure = self._url.startswith("https:")
+        try:
+            secure = tls.context(self._config.tls) if self._url.startswith("https:") else True
+        except tls.TlsFilesError as problem:
+            raise _UnusableError(str(problem)) from problem
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, ssl=_tls_context(self._config.tls) if secure else True),
+            connector=aiohttp.TCPConnector(limit=1, ssl=secure),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),  # ours covers all of it
             trust_env=False,
@@ -307,20 +309,6 @@ def _secret(given: Secret | None, path: str | None, option: str) -> str | None:
     if not text or not text.isprintable():
         raise _UnusableError(f"{option} is empty or holds a character no header can carry")
     return text
-
-
-def _tls_context(tls: TlsConfig) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-        if tls.cert_file is not None:
-            # Without an own callback OpenSSL would ask the terminal for an encrypted key's password.
-            context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
-    except (OSError, ssl.SSLError) as problem:
-        raise _UnusableError("cannot load tls.ca_file, tls.cert_file or tls.key_file") from problem
-    if tls.insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _trouble(problem: Exception) -> str:

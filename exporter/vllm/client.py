@@ -12,19 +12,17 @@ import os
 import ssl
 import zlib
 from base64 import b64encode
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import aiohttp
 from yarl import URL
 
-from exporter import __version__
-from exporter.config import PollConfig, TargetConfig, TlsConfig
+from exporter import __version__, tls
+from exporter.config import PollConfig, TargetConfig
 
 __all__ = ["REASONS", "Answer", "JsonAnswer", "MetricsClient"]
 
@@ -325,54 +323,10 @@ def _connector(url: URL, target: TargetConfig) -> aiohttp.BaseConnector:
             # aiohttp would silently speak plain text there.
             raise _RefusedError("tls", "https is not possible over a unix socket: use an http url")
         return aiohttp.UnixConnector(path=target.unix_socket, limit=1)
-    return aiohttp.TCPConnector(limit=1, ssl=_shared_context(target.tls) if secure else True)
-
-
-# In use now, by their settings and the state of the files that they were made of. One takes 20 ms to make
-# and a megabyte: of hundreds of targets with the same settings there must not be hundreds.
-_CONTEXTS: WeakValueDictionary[Hashable, ssl.SSLContext] = WeakValueDictionary()
-
-
-def _shared_context(tls: TlsConfig) -> ssl.SSLContext:
-    """The TLS settings, made anew only where they or a file of theirs is another."""
-    paths = (tls.ca_file or ssl.get_default_verify_paths().cafile, tls.cert_file, tls.key_file)
-    key = (tls, *map(_stamp, paths))
-    context = _CONTEXTS.get(key)
-    if context is None:
-        context = _CONTEXTS[key] = _tls_context(tls)
-    return context
-
-
-def _stamp(path: str | None) -> Hashable:
     try:
-        stat = Path(path).stat() if path else None
-    except OSError:
-        return None
-    return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-
-
-def _tls_context(tls: TlsConfig) -> ssl.SSLContext:
-    """Builds the TLS settings, with errors that name the option at fault."""
-    with _loading("ca_file"):
-        context = ssl.create_default_context(cafile=tls.ca_file)
-    if tls.insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    if tls.cert_file is not None:
-        with _loading("cert_file or key_file"):
-            # Without an own callback OpenSSL would ask the terminal for an encrypted key's password.
-            context.load_cert_chain(tls.cert_file, tls.key_file, password=lambda: "")
-    return context
-
-
-@contextmanager
-def _loading(option: str) -> Iterator[None]:
-    try:
-        yield
-    except ssl.SSLError as exc:
-        raise _RefusedError("tls", f"cannot load {option}: {exc.reason or 'not PEM'}") from exc
-    except OSError as exc:
-        raise _RefusedError("tls", f"cannot load {option}: {_os_detail(exc.errno)}") from exc
+        return aiohttp.TCPConnector(limit=1, ssl=tls.context(target.tls) if secure else True)
+    except tls.TlsFilesError as problem:
+        raise _RefusedError("tls", str(problem)) from problem
 
 
 def _resolve(base: URL, reference: str) -> URL:

@@ -148,7 +148,7 @@ def test_a_step_of_the_clock_changes_the_time_of_day_only(tmp_path, step):
 
 
 def test_a_program_that_was_stopped_goes_on_where_it_was(tmp_path):
-    """SIGSTOP for a minute, as a frozen container: missed polls are skipped, not made up for; nothing is lost."""
+    """SIGSTOP for a minute, as a frozen container: missed polls are skipped, and nothing is lost."""
     with Hostile() as server, watching(tmp_path, server) as command:
         until(lambda: server.requests >= 3, "some polls")
         command.send(signal.SIGSTOP)

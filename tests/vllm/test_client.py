@@ -20,7 +20,8 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 
 from exporter.config import PollConfig, Secret, TargetConfig, TlsConfig
-from exporter.vllm.client import _CONTEXTS, REASONS, Answer, MetricsClient, _shared_context
+from exporter.tls import _CONTEXTS, context
+from exporter.vllm.client import REASONS, Answer, MetricsClient
 
 BODY = b'vllm:num_requests_running{engine="0",model_name="demo-7b"} 3.0\n' * 20
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -1115,11 +1116,11 @@ def test_targets_with_the_same_settings_share_what_tls_needs(pki, tmp_path):
     copy = tmp_path / "ca.pem"
     copy.write_bytes(Path(pki.ca_file).read_bytes())
     tls = TlsConfig(ca_file=str(copy))
-    first = _shared_context(tls)
-    assert _shared_context(TlsConfig(ca_file=str(copy))) is first
-    assert _shared_context(TlsConfig(ca_file=str(copy), server_name="x")) is not first
+    first = context(tls)
+    assert context(TlsConfig(ca_file=str(copy))) is first
+    assert context(TlsConfig(ca_file=str(copy), server_name="x")) is not first
     trustme.CA().cert_pem.write_to_path(str(copy))
-    assert _shared_context(tls) is not first
+    assert context(tls) is not first
     del first
     gc.collect()
     assert not [key for key in _CONTEXTS if key[0].ca_file == str(copy)]
