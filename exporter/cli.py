@@ -13,7 +13,7 @@ from typing import Final
 
 from exporter import __version__, logs, loop
 from exporter.config import Config, ConfigError, TargetConfig, add_flags, describe, flags_given, load
-from exporter.options import Refused, duration
+from exporter.config.options import Refused, duration
 from exporter.rules.options import add_arguments as add_rule_arguments
 
 __all__ = ["main"]

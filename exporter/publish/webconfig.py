@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from exporter.options import (
+from exporter.config.options import (
     BOOLEAN,
     TEXT,
     ConfigError,

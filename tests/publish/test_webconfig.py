@@ -17,7 +17,7 @@ import trustme
 from prometheus_client import CollectorRegistry
 from running import ANYWHERE, FAST, Command, Upstream, until
 
-from exporter.options import ConfigError
+from exporter.config.options import ConfigError
 from exporter.publish import webconfig
 from exporter.publish.web import WebServer, make_app
 from exporter.publish.webconfig import Guard, read

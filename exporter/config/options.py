@@ -1,4 +1,4 @@
-"""How an option is described, read and shown. Which options there are stands in ``config.py``.
+"""How an option is described, read and shown. Which options there are stands in ``sections.py``.
 
 An option is one line in a dataclass: ``window: float = option(60.0, duration(1, 3600), "why so much")``.
 The field is typed for its readers, and its name, default, kind and reason are each written once.

@@ -1,0 +1,233 @@
+"""The kinds of values that only this configuration has: addresses, headers, labels, vLLM's argument line.
+
+Each says in words what is wanted, and reads a text or what YAML made of it.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from urllib.parse import SplitResult, urlsplit
+
+from exporter.config.facts import FACTS, Fact, parse_facts
+from exporter.config.options import TEXT, Kind, Refused, Secret, attempt, entries, scalar, shape
+from exporter.vllm import arguments
+
+__all__ = [
+    "ADDRESS", "ARGUMENTS", "BASE_URL", "FAMILY", "GLOBS", "HEADERS", "HOST_NAME", "LABELS", "PATH", "PREFIX",
+    "SERVER_FACTS", "TARGET_LABELS", "TENANT", "URL", "URLS", "read_url", "split_address",
+]  # fmt: skip
+
+
+def _read_arguments(raw: object) -> Mapping[str, Fact]:
+    """Keep of vLLM's argument line what FACTS knows. No refusal repeats any of it: it can hold keys."""
+    if isinstance(raw, str):
+        try:
+            given = arguments.read(raw)
+        except ValueError:
+            raise Refused(f": expected {ARGUMENTS.wanted}, got a quotation without its end") from None
+    elif isinstance(raw, list) and all(isinstance(item, str) for item in raw):
+        given = arguments.read_list(raw)
+    else:
+        got = "a list of something else" if isinstance(raw, list) else shape(raw)
+        raise Refused(f": expected {ARGUMENTS.wanted}, got {got}")
+    return parse_facts(given, strict=False)[0]
+
+
+def _read_headers(given: Mapping[str, object]) -> tuple[dict[str, Secret], list[str]]:
+    headers: dict[str, Secret] = {}
+    problems: list[str] = []
+    for name, raw in given.items():
+        if name.lower() in {other.lower() for other in headers}:
+            problems.append(f"{name}: duplicated header (upper and lower case are the same)")
+        value = attempt(_HEADER, raw, name, problems)
+        if value is not None:
+            headers[name] = value
+    return headers, problems
+
+
+def _header(text: str) -> Secret:
+    if not text or not (text.isprintable() and text.isascii()):
+        raise ValueError
+    return Secret(text)
+
+
+def _url(text: str) -> str:
+    """Check the url of a server's metrics."""
+    parts = _web_address(text, "http://127.0.0.1:8000/metrics")
+    return parts._replace(path="/metrics").geturl() if parts.path in {"", "/"} else text
+
+
+def read_url(text: str) -> str | None:
+    """The url of a server's metrics as an option takes it, None where it makes no sense."""
+    try:
+        return _url(text)
+    except Refused:
+        return None
+
+
+def _base_url(text: str) -> str:
+    """Check a url that a path is put behind."""
+    parts = _web_address(text, "http://alertmanager:9093")
+    if parts.query:
+        raise Refused(": expected a url without a query")
+    return text.rstrip("/")
+
+
+def _web_address(text: str, example: str) -> SplitResult:
+    """Take a url apart; nothing of it is repeated until it can hold no credentials."""
+    if "@" in text:
+        raise Refused(": expected a url without credentials (put them into headers or bearer_token_file)")
+    if text.startswith(("http+unix:", "unix:")):
+        raise Refused(": unix sockets go into unix_socket; the url stays http://localhost/metrics")
+    shown = text.partition("?")[0][:80]
+    if not text.isprintable() or " " in text:
+        raise Refused(": expected a url without spaces and control characters")
+    if not text.startswith(("http://", "https://")):
+        raise Refused(f": expected a url that begins with http:// or https://, got {shown!r}")
+    try:
+        parts = urlsplit(text)
+        good = bool(parts.hostname) and parts.port != 0 and not parts.fragment
+    except ValueError:
+        good = False
+    if not good:
+        raise Refused(f": expected a url such as {example}, got {shown!r}")
+    return parts
+
+
+def _read_urls(raw: object) -> tuple[str, ...]:
+    """Read base urls: a list in the file, a text with commas as flag or variable."""
+    given = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else raw
+    if not isinstance(given, list):
+        raise Refused(f": expected {URLS.wanted}, got {shape(raw)}")
+    problems: list[str] = []
+    read = [attempt(BASE_URL, one, f"[{index}]", problems) for index, one in enumerate(given)]
+    urls = [url for url in read if url is not None]
+    if not problems and len(set(urls)) < len(urls):
+        problems.append(": expected every url once")
+    if problems:
+        raise Refused(*problems)
+    return tuple(urls)
+
+
+def _read_labels(raw: object) -> Mapping[str, str]:
+    """Read labels: a mapping in the file, ``cluster=eu,pod=vllm-0`` as flag or variable."""
+    if isinstance(raw, str):
+        pairs = [part.partition("=") for part in raw.split(",") if part.strip()]
+        if not all(equals for _, equals, _ in pairs):
+            raise Refused(f": expected {LABELS.wanted}, got {raw[:80]!r}")
+        raw = {name.strip(): value.strip() for name, _, value in pairs}
+    if not isinstance(raw, Mapping):
+        raise Refused(f": expected {LABELS.wanted}, got {shape(raw)}")
+    problems: list[str] = []
+    for name, value in raw.items():
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name in _OWN_LABELS:
+            problems.append(f".{name}: expected the name of a label that is none of {', '.join(_OWN_LABELS)}")
+        elif not isinstance(value, str) or not value.isprintable():
+            problems.append(f".{name}: expected a printable text")
+    if problems:
+        raise Refused(*problems)
+    return raw
+
+
+def _read_target_labels(raw: object) -> Mapping[str, str]:
+    if not isinstance(raw, Mapping):
+        raise Refused(f": expected {TARGET_LABELS.wanted}, got {shape(raw)}")
+    problems = []
+    for name, value in raw.items():
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
+            problems.append(f".{name}: expected the name of a label, which does not begin with __")
+        elif not isinstance(value, str) or not value.isprintable():
+            problems.append(f".{name}: expected a printable text")
+    if problems:
+        raise Refused(*problems)
+    return raw
+
+
+def _read_globs(raw: object) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not raw:
+        raise Refused(f": expected {GLOBS.wanted}, got {shape(raw) if raw != [] else 'an empty list'}")
+    problems: list[str] = []
+    read = [attempt(TEXT, one, f"[{index}]", problems) for index, one in enumerate(raw)]
+    for index, pattern in enumerate(read):
+        if pattern is not None and not pattern.endswith((".json", ".yml", ".yaml")):
+            problems.append(f"[{index}]: expected a name that ends in .json, .yml or .yaml")
+    if problems:
+        raise Refused(*problems)
+    return tuple(pattern for pattern in read if pattern is not None)
+
+
+def _host_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})", text):
+        raise ValueError
+    return text
+
+
+def _path(text: str) -> str:
+    if not re.fullmatch(r"/[!-~]*", text) or "#" in text:
+        raise ValueError
+    return text
+
+
+def _address_family(text: str) -> str:
+    if text.lower() not in {"a", "aaaa"}:
+        raise ValueError
+    return text.lower()
+
+
+# What the exporter itself says of an alert.
+_OWN_LABELS = ("alertname", "severity", "source", "model_name", "engine")
+
+
+def _prefix(text: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*/?", text):
+        raise ValueError
+    return text.rstrip("/")
+
+
+def _address(text: str) -> str:
+    host, port = split_address(text)
+    if ":" not in text:
+        raise ValueError
+    if host.startswith("[") and host.endswith("]"):
+        ipaddress.IPv6Address(host[1:-1])
+    elif not re.fullmatch(r"[A-Za-z0-9.-]*", host):
+        raise ValueError
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):  # noqa: PLR2004
+        raise ValueError
+    return text
+
+
+def split_address(text: str) -> tuple[str, str]:
+    """Host and port of an address that was read, as texts."""
+    host, _, port = text.rpartition(":")
+    return host, port
+
+
+_HEADER = scalar("text", "a printable ASCII text that is not empty", _header, str, secret=True)
+HEADERS = entries(
+    "headers",
+    "a mapping of header names to texts",
+    _read_headers,
+    lambda headers: {name: str(value) for name, value in headers.items()},
+)
+SERVER_FACTS = entries(
+    "facts",
+    "a mapping of what is known about the server",
+    lambda given: parse_facts(given, strict=True),
+    lambda facts: {name: FACTS[name].kind.show(value) for name, value in facts.items()},
+)
+ARGUMENTS = Kind(
+    "arguments", "vLLM's arguments as one line, or as a list of texts", _read_arguments, arguments.join
+)
+URL = scalar("url", "a url", _url)
+BASE_URL = scalar("url", "a url", _base_url)
+URLS = Kind("urls", "a list of urls, or a text with commas between them", _read_urls, list)
+LABELS = Kind("labels", "a mapping of labels, or a text such as cluster=eu,pod=vllm-0", _read_labels, dict)
+PREFIX = scalar("path", "a path such as /alertmanager", _prefix)
+TENANT = scalar("tenant", "a printable ASCII text that is not empty", lambda text: _header(text).reveal())
+TARGET_LABELS = Kind("labels", "a mapping of labels to texts", _read_target_labels, dict, structured=True)
+GLOBS = Kind("files", "a list of file names, which may hold *", _read_globs, list)
+HOST_NAME = scalar("name", "a name that DNS knows, such as vllm.prod.svc.cluster.local", _host_name)
+PATH = scalar("path", "a path such as /metrics", _path)
+FAMILY = scalar("a|aaaa", "a (IPv4) or aaaa (IPv6)", _address_family)
+ADDRESS = scalar("address", "host:port such as [::]:21900, 127.0.0.1:21900 or :21900", _address)

@@ -1,0 +1,100 @@
+"""How the configuration is shown: as flags with their help, as a table, as the file that would give it."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from exporter.config.facts import FACTS
+from exporter.config.options import BOOLEAN, Option, plain
+from exporter.config.sections import (
+    AlertmanagerConfig,
+    AnalysisConfig,
+    Config,
+    EngineConfig,
+    LogConfig,
+    PollConfig,
+    TargetConfig,
+    WebConfig,
+    WhatIfConfig,
+)
+from exporter.config.table import BY_KEY, FILE, FOUND, OPTIONS, in_file
+
+__all__ = ["add_flags", "describe", "flags_given", "reference"]
+
+# What the sections are, for the help.
+_SECTIONS: Mapping[str, str | None] = {
+    "target": TargetConfig.__doc__,
+    "engine": EngineConfig.__doc__,
+    "web": WebConfig.__doc__,
+    "poll": PollConfig.__doc__,
+    "log": LogConfig.__doc__,
+    "analysis": AnalysisConfig.__doc__,
+    "whatif": WhatIfConfig.__doc__,
+    "alertmanager": AlertmanagerConfig.__doc__,
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config.file`` and the flag of every option.
+
+    Each section is a group of its own in the help. Defaults stay None, so that `load` can tell what was
+    given; it also checks the values. Abbreviations are switched off: ``--target.bearer-token X`` would set
+    ``--target.bearer-token-file``.
+    """
+    parser.allow_abbrev = False
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for row in (FILE, *OPTIONS):
+        section_name = row.key.partition(".")[0]
+        if section_name not in groups:
+            groups[section_name] = parser.add_argument_group(section_name, _SECTIONS.get(section_name))
+        text = f"{row.help} (default: {_default(row)}; environment: {row.env})"
+        # A flag that load() refuses is still taken: argparse would repeat the unknown one with its secret.
+        usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
+        metavar = row.kind.name if "|" in row.kind.name else row.kind.name.upper()
+        switch: dict[str, Any] = {"nargs": "?", "const": "true"} if row.kind is BOOLEAN else {}
+        groups[section_name].add_argument(
+            row.flag, dest=row.key, metavar=metavar, default=None, help=usage, **switch
+        )
+
+
+def flags_given(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what was given for the flags of `add_flags`, in the form that `load` takes."""
+    return {key: value for key in BY_KEY if (value := getattr(arguments, key, None)) is not None}
+
+
+def _default(row: Option) -> str:
+    if row.default is None or row.default in ({}, (), ""):
+        return "none"
+    value = row.kind.show(row.default)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def reference() -> str:
+    """Return a Markdown table of all options, and of the facts that a target's `config` may hold."""
+    lines = [_row("key in the file", "flag", "environment", "default", "help", "value"), "|---" * 6 + "|"]
+    for row in OPTIONS:
+        flag = f"`{row.flag}`" if row.has_flag else "-"
+        env = f"`{row.env}`" if row.has_env else "-"
+        lines.append(_row(f"`{in_file(row.key)}`", flag, env, _default(row), row.help, row.kind.wanted))
+    lines += [_row(f"`{row.key}`", "-", "-", _default(row), row.help, row.kind.wanted) for row in FOUND]
+    for fact in FACTS.values():
+        key = f"`targets[0].config.{fact.key}`"
+        lines.append(_row(key, "-", "-", _default(fact), fact.help, fact.kind.wanted))
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def describe(config: Config) -> str:
+    """Return the configuration as the YAML file that would give it, with secrets masked."""
+    listed = {
+        "targets": [plain(target) for target in config.targets],
+        "targets_dns": [plain(one) for one in config.targets_dns],
+        "targets_file_sd": [plain(one) for one in config.targets_file_sd],
+    }
+    shown = {**{key: value for key, value in listed.items() if value}, **plain(config)}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000)
