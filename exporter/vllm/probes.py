@@ -22,7 +22,6 @@ __all__ = [
     "Prober",
     "ask",
     "base_of",
-    "facts",
     "from_header",
     "probe",
     "read_models",
@@ -187,12 +186,6 @@ async def ask(client: Asker) -> dict[str, Any]:
         return {}  # nobody is there, or busy: the metrics matter more
     models = await client.get_json(_MODELS.lstrip("/"))
     return to_header(Probed({}, read_models(models.value), read_version(version.value)))
-
-
-def facts(probes: Mapping[str, object]) -> dict[str, Fact]:
-    """All facts of a recording's ``probes``."""
-    probed = from_header(probes)
-    return {**probed.models, **probed.server_info}
 
 
 class Prober:

@@ -19,7 +19,6 @@ from exporter.vllm.probes import (
     Prober,
     ask,
     base_of,
-    facts,
     from_header,
     probe,
     read_models,
@@ -253,12 +252,6 @@ def test_a_header_gives_back_what_was_put_into_it():
     assert from_header(json.loads(json.dumps(header))) == probed
     assert HIDDEN not in json.dumps(header)
     assert to_header(Probed()) == {}
-
-
-def test_all_facts_of_a_header_go_together():
-    """The configuration's own word before the list of models."""
-    assert facts({**WHOLE, "/v1/models": {"max_model_len": 5}}) == INFO_FACTS
-    assert facts({"/v1/models": {"max_model_len": 5}}) == {"max_model_len": 5}
 
 
 def test_a_recording_asks_for_what_is_quickly_answered():
@@ -504,4 +497,3 @@ def test_any_answer_is_read_without_an_error(value):
 def test_any_header_is_read_without_an_error(probes):
     """A recording may come from anybody."""
     assert isinstance(from_header(probes), Probed)
-    assert isinstance(facts(probes), dict)
