@@ -62,9 +62,9 @@ lock: setup
 	$(PY) -m pip install -q uv
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra test \
 	  --upgrade pyproject.toml --output-file requirements-test.lock
-	@# The image's own: what the exporter imports, and what builds it, in the versions that the tests ran with.
+	@# The image's own: what the exporter imports, passwords included, and what builds it, as the tests ran with.
 	sed -n 's/^\([a-z].*\) \\$$/\1/p' requirements-test.lock >.venv/constraints.txt
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	  --constraint .venv/constraints.txt pyproject.toml --output-file requirements.lock
+	  --extra auth --constraint .venv/constraints.txt pyproject.toml --output-file requirements.lock
 	echo hatchling | $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
 	  --no-annotate --constraint .venv/constraints.txt - --output-file requirements-build.lock

@@ -1,22 +1,36 @@
-"""One poll after its bytes are there: read the body, remember, compute the signals, judge."""
+"""One poll after its bytes are there: read the body, remember, compute the signals, judge.
+
+The parts are measured one by one too, to show where the time goes: nothing stands out.
+"""
 
 import statistics
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from bench import Row
+from bench.reader import micro
+from exporter.analysis.baseline import Baseline
+from exporter.analysis.findings import findings
 from exporter.analysis.history import History
 from exporter.analysis.limits import Limits
-from exporter.analysis.signals import compute
+from exporter.analysis.signals import Windows, compute
+from exporter.analysis.situation import describe
+from exporter.analysis.verdicts import Judge
 from exporter.config import AnalysisConfig
 from exporter.engine import Engine
 from exporter.pipeline import Pipeline
 from exporter.recording import Header, Poll, read
-from exporter.vllm.exposition import Reader
+from exporter.vllm.exposition import _OTHER_LINES, Reader
 
 RECORDING = Path(__file__).parent.parent / "tests" / "recordings" / "0.26.0-exhaustion.jsonl.gz"
 ROUNDS = 5
+
+Result = TypeVar("Result")
 
 
 def run() -> list[Row]:
@@ -28,15 +42,18 @@ def run() -> list[Row]:
     signals: list[float] = []
     verdicts: list[float] = []
     all_: list[float] = []
+    parts: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         signals += _up_to_signals(header, polls)
         verdicts += _verdicts(header, polls)
         all_ += _whole(header, polls)
+        _parts(header, polls, parts)
     return [
-        Row("body to signals, median", statistics.median(signals) * 1e6, "us", bar=350, side="at most"),
-        Row("verdict, findings and advice, median", statistics.median(verdicts) * 1e6, "us", 150, "at most"),
-        Row("body to verdict and advice, median", statistics.median(all_) * 1e6, "us"),
+        Row.of("body to signals", micro(signals), "us", 350, "at most"),
+        Row.of("verdict, findings and advice", micro(verdicts), "us", 150, "at most"),
+        Row.of("body to verdict and advice", micro(all_), "us"),
         Row("the dearest of a hundred", statistics.quantiles(all_, n=100)[-1] * 1e6, "us"),
+        *(Row.of(f"of it: {what}", micro(seconds), "us") for what, seconds in parts.items()),
     ]
 
 
@@ -77,6 +94,31 @@ def _whole(header: Header, polls: list[Poll]) -> list[float]:
         pipeline.feed(poll.t, poll.body, poll.error)
         seconds.append(time.perf_counter() - start)
     return seconds
+
+
+def _parts(header: Header, polls: list[Poll], parts: dict[str, list[float]]) -> None:
+    """The steps of `Engine.judge` and of what comes before it, each with its time."""
+    reader, history, baseline, judge = Reader(), History(), Baseline(), Judge()
+    limits, windows = AnalysisConfig(), Windows()
+
+    def timed(what: str, step: Callable[[], Result]) -> Result:
+        start = time.perf_counter()
+        result = step()
+        parts[what].append(time.perf_counter() - start)
+        return result
+
+    for poll in polls:
+        timed("find the lines that matter", partial(_OTHER_LINES.findall, poll.body))
+        exposition = timed("read the body, that included", partial(reader.read, poll.body))
+        (snapshot,) = exposition.engines.values()
+        timed("remember", partial(history.observe, poll.t, snapshot, exposition.start_time))
+        baseline.observe(history, frozen=False)
+        signals = timed("signals", partial(compute, history, header.config, windows=windows))
+        situation = timed(
+            "situation", partial(describe, history, signals, baseline, header.config, limits, None)
+        )
+        timed("verdict", partial(judge.judge, situation))
+        timed("findings", partial(findings, situation))
 
 
 if __name__ == "__main__":

@@ -188,6 +188,13 @@ def test_it_has_rules_and_dashboards(image):
     assert "engine" in said(contained(image, entry, "dashboards", "list"))
 
 
+def test_it_can_check_passwords(image):
+    """Nobody can install an extra into an image."""
+    code = "import sys, bcrypt; print(bcrypt.checkpw(b'open sesame', sys.argv[1].encode()))"
+    hashed = "$2y$04$abcdefghijklmnopqrstuu/LVz6MZlItEy42I2juLihZ66HnQx/cy"
+    assert said(contained(image, f"{HOME}/bin/python", "-c", code, hashed)) == "True"
+
+
 def test_its_root_is_read_only_and_its_user_has_nothing(image):
     """The stand-in for a container does what is said of it."""
     code = (
