@@ -32,11 +32,11 @@ KEYS: Final[Mapping[tuple[str, str], str]] = {
 # What a reader of a benchmark's figures should know, below its heading.
 NOTES: Final[Mapping[str, str]] = {
     "peers": """\
-The floor of one poll is the GET, ours or the bare one: half of it is aiohttp's client, half the server and the
-way there. What comes on top is listed under "poll", where it was measured without waiting in between; after
-the wait for an answer the processor's caches are cold, and the same work takes a quarter longer. A fourth of it
-is the regular expression that finds the 64 lines that matter among 600, at twice the time that finding the ends
-of lines takes; the rest is spread over all steps, and no function among them has more than a tenth.
+The floor of one poll is the GET, ours or the bare one: half of it is aiohttp's client, half the server and
+the way there. What comes on top is listed under "poll", where it was measured without waiting in between;
+after the wait for an answer the processor's caches are cold, and the same work takes a quarter longer. A
+fourth of it is the regular expression that finds the 64 lines that matter among 600, at twice the time that
+finding the ends of lines takes; the rest is spread over all steps, and no function has more than a tenth.
 """,
 }
 _HEAD: Final = """\
