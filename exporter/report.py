@@ -171,7 +171,10 @@ def _status(engine: EngineReading, now: float, load: Observed | None) -> dict[st
 
 
 def _evidence(evidence: Evidence) -> dict[str, Any]:
-    shown: dict[str, Any] = {"signal": evidence.signal, "value": round(evidence.value, _DIGITS)}
+    value = None if evidence.value is None else round(evidence.value, _DIGITS)
+    shown: dict[str, Any] = {"signal": evidence.signal, "value": value}
+    if evidence.note:
+        shown["note"] = evidence.note
     if evidence.threshold is not None:
         shown["threshold"] = round(evidence.threshold, _DIGITS)
     return shown

@@ -20,6 +20,7 @@ from recorded import (
 )
 from stage import engine_of, fixes, found, sequence, verdicts
 
+from exporter.analysis.signals import NAMES
 from exporter.config import AnalysisConfig
 from exporter.pipeline import Pipeline
 
@@ -194,3 +195,20 @@ def test_an_idle_server_is_healthy_for_as_long_as_it_idles(version):
     readings = [idling.feed(5.0 * number, idle(version)) for number in range(360)]
     assert verdicts(readings) == {"healthy"}
     assert "stale_gauges" not in found(readings)
+
+
+@pytest.mark.parametrize(
+    "name", [EXHAUSTION, NO_PREFIX_CACHE, NEWER, SHORT, RAMP, QUEUEING, RESTART, TWO_ENGINES]
+)
+def test_evidence_with_a_signal_s_name_is_that_signal(name):
+    """At the poll at which it was found; another window's number has another name."""
+    seen: dict[object, set[tuple[str, float]]] = {}
+    told = 0
+    for reading in replayed(name):
+        for key, one in reading.engines.items():
+            known = one.signals.known()
+            seen.setdefault(key, set()).update(known.items())
+            mine = {(each.signal, each.value) for each in one.judgement.evidence if each.signal in NAMES}
+            assert mine <= seen[key]
+            told += len(mine)
+    assert told

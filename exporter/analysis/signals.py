@@ -130,7 +130,7 @@ def compute(
         preemptions_total=history.own.get("preemptions"),
         preemptions_per_second=rate("preemptions", short),
         preemptions_per_finished_request=ratio("preemptions", "requests_finished", long),
-        preemptions_inferred_per_second=rate("preemptions_inferred", short),
+        preemptions_inferred_per_second=rate("preemptions_inferred", short) if _betrays(history) else None,
         recomputed_ratio=None if mixed else _recomputed(history, short, capacity),
         kv_usage_ratio=history.latest("kv_usage"),
         kv_usage_max_ratio=kv_usage_max,
@@ -180,6 +180,13 @@ def kv_capacity(history: History, engines: int) -> tuple[float | None, bool]:
         return None, False
     blocks = cache.num_gpu_blocks / max(1, engines) - 1
     return (blocks * cache.block_size, True) if blocks > 0 else (None, False)
+
+
+def _betrays(history: History) -> bool:
+    """Whether the gauges that would betray a preemption are all there."""
+    return not any(
+        math.isnan(history.columns[name][-1]) for name in ("requests_running", "requests_waiting", "kv_usage")
+    )
 
 
 def _finite(signals: Signals) -> Signals:

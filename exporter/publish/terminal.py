@@ -135,6 +135,8 @@ def _todo(actions: tuple[str, ...]) -> Iterator[str]:
 
 
 def _evidence(evidence: Evidence) -> str:
+    if evidence.note:
+        return f"{evidence.signal} {evidence.note}"
     threshold = (
         "" if evidence.threshold is None else f" (threshold {number(evidence.signal, evidence.threshold)})"
     )
@@ -145,8 +147,10 @@ def _input(name: str, value: float | str) -> str:
     return value if isinstance(value, str) else number(name, value)
 
 
-def number(name: str, value: float) -> str:
+def number(name: str, value: float | None) -> str:
     """A number as people read it, by the unit that its name ends with."""
+    if value is None:
+        return "unknown"
     if name.endswith(_SHARES) and value <= 1 and name != "need_ratio":
         return f"{value:.0%}"
     if name.endswith("_seconds"):

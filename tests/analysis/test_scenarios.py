@@ -23,6 +23,8 @@ from stage import (
     withheld,
 )
 
+from exporter.analysis.conditions import Evidence
+
 THRASH, LIGHT, NOT_KV = "preemption_thrash", "preemption_light", "preemption_not_kv"
 STALLED, DEADLOCK, UNFITTABLE = "engine_stalled", "scheduler_deadlock", "unfittable_request"
 NO_PAGE = {"none", "info", "warning"}
@@ -545,6 +547,24 @@ def test_gauges_that_come_with_the_first_request_are_not_missing_before_it_and_a
     assert verdicts(stage.play(60, **BUSY)) == {"healthy"}
     stage.players["0"].absent = frozenset(["kv"])
     assert verdicts(stage.play(10, **BUSY)) == {"metrics_missing"}
+    last = engine_of(stage.readings[-1])
+    assert last.judgement.evidence == (Evidence("kv_usage", None, note="absent"),)
+    # The gauges cannot betray a preemption any more; none seen is not none.
+    assert last.signals.preemptions_inferred_per_second is None
+    assert last.signals.preemptions_per_second == 0
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"), [("97.0", "is 97.0, expected 0 to 1"), ("NaN", "is nan, expected 0 to 1")]
+)
+def test_a_value_that_cannot_be_is_quoted_and_no_zero(printed, said):
+    """What the server printed, beside what was expected."""
+    stage = Stage(cache=POOL)
+    stage.play(30, **BUSY)
+    good = body(engine(running=5, waiting=0, kv=0.25))
+    reading = stage.take(good.replace(b"0.25", printed.encode()))
+    assert verdicts([reading]) == {"data_untrusted"}
+    assert engine_of(reading).judgement.evidence == (Evidence("kv_usage", None, note=said),)
 
 
 # KV that nobody uses.

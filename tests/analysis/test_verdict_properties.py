@@ -120,7 +120,8 @@ def numbers(one: EngineReading):
     yield from one.signals.known().values()
     yield from one.saturation.values()
     for evidence in one.judgement.evidence:
-        yield from (evidence.value, evidence.threshold or 0.0)
+        assert (evidence.value is None) == bool(evidence.note)
+        yield from (evidence.value or 0.0, evidence.threshold or 0.0)
     for advice in one.advised.fixes:
         yield from (value for value in (advice.gain, advice.value) if isinstance(value, int | float))
         yield from (value for value in advice.inputs.values() if isinstance(value, int | float))

@@ -35,7 +35,7 @@ def metrics_missing(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
     )
     if not seen and not worked:
         return None
-    return some(*((name, 0.0, 1.0) for name in NEEDED if name not in there))
+    return tuple(Evidence(name, None, note="absent") for name in NEEDED if name not in there)
 
 
 def data_untrusted(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
@@ -44,4 +44,9 @@ def data_untrusted(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
         return some(("sources_by_turns", 1.0))
     untrusted = s.history.snapshot.untrusted if s.history.snapshot else {}
     bad = [name for name in (*NEEDED, "requests_deferred") if name in untrusted]
-    return some(*((name, 0.0) for name in bad)) if bad else None
+    return tuple(Evidence(name, None, note=_cannot_be(untrusted[name])) for name in bad) or None
+
+
+def _cannot_be(reason: str) -> str:
+    """The reader's reason without the name of the reading: ``is nan, expected 0 to 1``."""
+    return reason.partition(" ")[2]

@@ -14,13 +14,15 @@ class Evidence:
 
     Attributes:
         signal: what it is, in the words of the signals where there is one.
-        value: what was seen.
+        value: what was seen; None where just that speaks for it, and `note` says what is the matter.
         threshold: what it was held against, None where it is a fact beside.
+        note: in a few words why there is no value.
     """
 
     signal: str
-    value: float
+    value: float | None
     threshold: float | None = None
+    note: str = ""
 
 
 Condition = Callable[[Situation, bool], "tuple[Evidence, ...] | None"]
@@ -30,4 +32,8 @@ def some(
     *evidence: tuple[str, float | None] | tuple[str, float | None, float | None],
 ) -> tuple[Evidence, ...]:
     """Evidence, without what is unknown."""
-    return tuple(Evidence(name, value, *rest) for name, value, *rest in evidence if value is not None)
+    return tuple(
+        Evidence(name, value, rest[0] if rest else None)
+        for name, value, *rest in evidence
+        if value is not None
+    )

@@ -12,6 +12,8 @@ _RECOMPUTED_STORM: Final = 0.8
 _STORM_PREEMPTED: Final = 10
 # At most so many in the long window come one by one.
 _ONE_BY_ONE: Final = 6
+# Not the signal of nearly that name, which is the rate of a minute.
+_BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 
 def preemption_thrash(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
@@ -71,7 +73,7 @@ def _starved(s: Situation) -> tuple[Evidence, ...] | None:
     if s.tokens_fell:
         return some(
             ("preemptions_per_second", s.signals.preemptions_per_second),
-            ("generation_tokens_per_second", s.burst_tokens, s.limits.tokens_fallen * (s.level or 0.0)),
+            (_BURST_TOKENS, s.burst_tokens, s.limits.tokens_fallen * (s.level or 0.0)),
             ("requests_finished_per_second", s.signals.requests_finished_per_second),
         )
     again = s.signals.recomputed_ratio
@@ -101,7 +103,7 @@ def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
             s.signals.preemptions_per_finished_request,
             s.limits.thrash_leave_ratio,
         ),
-        ("generation_tokens_per_second", s.burst_tokens),
+        (_BURST_TOKENS, s.burst_tokens),
     )
 
 
