@@ -35,6 +35,10 @@ class DashboardError(Exception):
     """What was asked cannot be done; the text says what was wanted and what was got."""
 
 
+class _ThereError(DashboardError):
+    """A dashboard is there already, and was not to be replaced."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grafana:
     """A Grafana to push to.
@@ -130,10 +134,13 @@ def _relabelled(value: Any, label: str) -> Any:
         return value
     changed: Json = {}
     for key, one in value.items():
-        if isinstance(one, str) and key in ("expr", "query", "textFormat"):
+        if isinstance(one, str) and key in ("expr", "query", "textFormat", "url"):
             changed[key] = _POD.sub(label, one)
-        elif key == "excludeByName" and "pod" in one:
-            changed[key] = {**one, label: True}
+        elif key in ("excludeByName", "indexByName", "renameByName"):
+            changed[key] = {label if name == "pod" else name: value for name, value in one.items()}
+            changed[key] |= {"pod": True} if key == "excludeByName" else {}
+        elif key == "options" and one == "pod":  # of a matcher: the column of that name
+            changed[key] = label
         else:
             changed[key] = _relabelled(one, label)
     return changed
@@ -161,10 +168,10 @@ def push(grafana: Grafana, documents: Iterable[Json], folder: str = "", *, overw
         grafana: where to.
         documents: the dashboards.
         folder: title of the folder, which is made where there is none; empty for the general one.
-        overwrite: replace those that are there already.
+        overwrite: replace those that are there already; else they are left alone, and said at the end.
 
     Raises:
-        DashboardError: Grafana cannot be reached or does not want them.
+        DashboardError: Grafana cannot be reached or does not want them, or some were left alone.
     """
     if urlsplit(grafana.url).scheme not in ("http", "https") or not urlsplit(grafana.url).hostname:
         raise DashboardError(f"--grafana: expected a URL such as http://grafana:3000, got {grafana.shown!r}")
@@ -172,25 +179,38 @@ def push(grafana: Grafana, documents: Iterable[Json], folder: str = "", *, overw
         if grafana.token or not urlsplit(grafana.url).username:
             session.auth = _Bearer(grafana.token)
         place = {"folderUid": _folder_uid(session, grafana, folder)} if folder else {}
+        left: list[str] = []
         for document in documents:
             sent = {"dashboard": {**document, "id": None}, "overwrite": overwrite, **place}
-            answer = _ask(session, grafana, "POST", "/api/dashboards/db", sent, document["uid"])
+            try:
+                answer = _ask(session, grafana, "POST", "/api/dashboards/db", sent)
+            except _ThereError:
+                left.append(document["uid"])
+                continue
             path = answer.get("url", "") if isinstance(answer, dict) else ""
             # Grafana's answer has the path it is served under, and so has the URL given.
             prefix = urlsplit(grafana.shown).path
             yield f"{document['title']}: {grafana.shown}{str(path).removeprefix(prefix)}"
+    if left:
+        are, them = ("is", "it") if len(left) == 1 else ("are", "them")
+        raise DashboardError(f"{', '.join(left)} {are} there already; --overwrite replaces {them}")
 
 
 def _folder_uid(session: requests.Session, grafana: Grafana, title: str) -> str:
     page = 1
-    while found := _ask(session, grafana, "GET", f"/api/folders?limit=1000&page={page}"):
-        for folder in found:
-            if folder.get("title") == title:
-                return str(folder["uid"])
-        if len(found) < 1000:  # noqa: PLR2004 (the limit asked for)
-            break
-        page += 1
-    return str(_ask(session, grafana, "POST", "/api/folders", {"title": title})["uid"])
+    try:
+        while found := _ask(session, grafana, "GET", f"/api/folders?limit=1000&page={page}"):
+            for folder in found:
+                if folder["title"] == title:
+                    return str(folder["uid"])
+            if len(found) < 1000:  # noqa: PLR2004 (the limit asked for)
+                break
+            page += 1
+        return str(_ask(session, grafana, "POST", "/api/folders", {"title": title})["uid"])
+    except (TypeError, LookupError):
+        raise DashboardError(
+            f"{grafana.shown} answered /api/folders with something else; is it the address of a Grafana?"
+        ) from None
 
 
 def _ask(
@@ -199,7 +219,6 @@ def _ask(
     method: str,
     path: str,
     body: Json | None = None,
-    about: str = "",
 ) -> Any:
     """One request and its JSON; redirects are not followed, for a token belongs to one host."""
     url = grafana.url.rstrip("/") + path
@@ -208,7 +227,9 @@ def _ask(
     except requests.RequestException as problem:
         raise DashboardError(f"{grafana.shown} cannot be reached: {_reason(problem)}") from None
     if not answer.ok or answer.is_redirect:
-        raise DashboardError(_refused(answer, grafana, about))
+        if answer.status_code == requests.codes.precondition_failed:
+            raise _ThereError
+        raise DashboardError(_refused(answer, grafana))
     try:
         return answer.json()
     except ValueError:
@@ -228,17 +249,19 @@ def _reason(problem: requests.RequestException) -> str:
     return type(problem).__name__
 
 
-def _refused(answer: requests.Response, grafana: Grafana, about: str) -> str:
+def _refused(answer: requests.Response, grafana: Grafana) -> str:
     status = answer.status_code
     if answer.is_redirect:
         to = Grafana(answer.headers.get("Location", "")).shown
         return f"{grafana.shown} redirects to {to}; give that address as --grafana"
+    if status == requests.codes.unauthorized and grafana.token:
+        return f"{grafana.shown} does not take the token in {TOKEN}: it may be of another Grafana, or expired"
+    if status == requests.codes.unauthorized and urlsplit(grafana.url).username:
+        return f"{grafana.shown} does not take this user and password"
     if status == requests.codes.unauthorized:
         return f"{grafana.shown} wants to know who asks: set {TOKEN} to the token of a service account"
     if status == requests.codes.forbidden:
         return f"{grafana.shown} does not let this account do it: the role Editor is needed"
-    if status == requests.codes.precondition_failed:
-        return f"{about} is there already; --overwrite replaces it"
     return f"{grafana.shown} answered {status}: {_told(answer)}"
 
 

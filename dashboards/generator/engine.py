@@ -8,6 +8,7 @@ from generator.queries import (
     ENGINE,
     NATIVE,
     SERVER,
+    WHERE,
     WHO,
     by,
     copied,
@@ -94,7 +95,8 @@ def _now() -> Row:
             ),
             stat(
                 "Running",
-                "Requests that are computed now. A line that lies flat at the top is a limit: seats or KV.",
+                "Requests that are computed now. Following the load is good; a line that lies flat at the"
+                " top is a limit: seats or KV.",
                 Query(by([], ours("requests_running"))),
             ),
             stat(
@@ -106,7 +108,8 @@ def _now() -> Row:
             ),
             stat(
                 "Tokens / s",
-                "What users get from the chosen engines. It falls in a storm although the GPU is busy.",
+                "What users get from the chosen engines. Following the load is good; in a storm it falls"
+                " although the GPU is busy.",
                 Query(by([], ours("generation_tokens_per_second"))),
                 defaults={"decimals": 0},
             ),
@@ -435,7 +438,7 @@ def _beside() -> Row:
             graph(
                 "Polls that succeed",
                 "1 while the exporter reads vLLM's metrics, 0 while it cannot. Always 1 is good.",
-                Query(named(ours("up")), "{{server}}"),
+                Query(named(ours("up")), WHERE),
                 defaults={"max": 1, "decimals": 0},
                 size=(8, 6),
             )
@@ -444,7 +447,7 @@ def _beside() -> Row:
                 "Age of the last good poll",
                 "How old what is shown here is. About the poll interval is good; above five seconds"
                 " measured values are left out.",
-                Query(named(f"time() - {ours('last_success_timestamp_seconds')}"), "{{server}}"),
+                Query(named(f"time() - {ours('last_success_timestamp_seconds')}"), WHERE),
                 unit="s",
                 size=(8, 6),
             ),
@@ -452,7 +455,7 @@ def _beside() -> Row:
                 "Restarts of vLLM",
                 "New server processes within each step. None is good, one after a change is normal,"
                 " several are a crash loop.",
-                Query(named(f"increase({ours('restarts')}[$__rate_interval])"), "{{server}}"),
+                Query(named(f"increase({ours('restarts')}[$__rate_interval])"), WHERE),
                 overrides=[FROM_ONE],
                 size=(8, 6),
             ),

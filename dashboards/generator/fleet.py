@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from exporter.analysis.catalogue import Severity
 from generator.panels import Column, Query, Row, bars, graph, stat, table, thresholds
-from generator.queries import ENGINE, MODEL, OF_MODEL, WHERE, by, in_verdicts, named, ours, rate
+from generator.queries import ENGINE, MODEL, OF_MODEL, WHO, by, held, named, ours, rate
 from generator.shared import assembled, verdict_table
 from generator.words import LIMITS, VERDICT_FIELDS, runbook
 
@@ -17,7 +17,7 @@ lines: Final = partial(graph, fill=0)
 
 
 def _count_of(severity: Severity) -> str:
-    return f"count({in_verdicts(severity)} == 1) or vector(0)"
+    return f"count({held(severity)}) or vector(0)"
 
 
 def _now() -> Row:
@@ -26,7 +26,8 @@ def _now() -> Row:
         [
             stat(
                 "Engines",
-                "Engines that exporters know, also those that do not answer at the moment.",
+                "Engines that exporters know, also those that do not answer at the moment. As many as were"
+                " deployed is good.",
                 Query(by([], ours("verdict"))),
                 size=(3, 5),
             ),
@@ -70,7 +71,7 @@ def _now() -> Row:
             ),
             stat(
                 "Tokens / s",
-                "What all users get together.",
+                "What all users get together. It follows the load of the day; a fall under load is a storm.",
                 Query(by([], ours("generation_tokens_per_second"))),
                 defaults={"decimals": 0},
                 size=(4, 5),
@@ -109,9 +110,7 @@ def _gauge_cell(most: float) -> Json:
 
 def _worst() -> Row:
     def worst(title: str, text: str, expr: str, **look: Any) -> Json:
-        return bars(
-            title, text, Query(named(f"topk(8, {expr})"), f"{WHERE}/{{{{engine}}}}", instant=True), **look
-        )
+        return bars(title, text, Query(named(f"topk(8, {expr})"), WHO, instant=True), **look)
 
     return Row(
         "Worst engines",
@@ -251,7 +250,7 @@ def _imbalance() -> Row:
             lines(
                 "Requests by engine",
                 "Running and waiting requests of each engine. Lines of one model should lie together.",
-                Query(named(load), f"{WHERE}/{{{{engine}}}}"),
+                Query(named(load), WHO),
                 size=(8, 8),
             ),
             stat(

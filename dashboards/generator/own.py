@@ -30,6 +30,8 @@ lines: Final = partial(graph, fill=0)
 def _now() -> Row:
     up = ours("up")
     last = f"time() - {ours('last_success_timestamp_seconds')}"
+    # One exporter of a version may watch many servers.
+    built = f"{up} * 0 + on (job, instance) group_left (version, python) {ours('exporter_build')}"
     return Row(
         "Now",
         [
@@ -104,7 +106,7 @@ def _now() -> Row:
                     by((*SERVER, "server"), named(ours("exporter_body_bytes"))), instant=True, form="table"
                 ),
                 Query(
-                    by((*SERVER, "server", "version", "python"), named(ours("exporter_build"))),
+                    by((*SERVER, "server", "version", "python"), named(built)),
                     instant=True,
                     form="table",
                 ),

@@ -5,12 +5,12 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS
+from exporter.publish.metrics import EXPORTER_METRICS, METRICS, TARGET_VERDICTS
 from exporter.vllm.names import NAMES, Name, spellings, version_key
 
 __all__ = [
     "ENGINE", "MODEL", "NATIVE", "OF_ENGINE", "OF_MODEL", "PLACE", "ROWS", "SERVER", "WHERE", "WHO",
-    "by", "copied", "in_verdicts", "named", "narrowed", "native", "nothing", "or_else", "ours",
+    "by", "copied", "held", "named", "narrowed", "native", "nothing", "or_else", "ours",
     "quantile", "rate", "selector",
 ]  # fmt: skip
 
@@ -20,10 +20,10 @@ ROWS: Final = {row.name: row for row in (*METRICS, *EXPORTER_METRICS)}
 # What tells one server from another. Of pod, target and instance a scrape may have one, two or all.
 SERVER: Final = ("cluster", "namespace", "pod", "target", "instance")
 ENGINE: Final = (*SERVER, "model_name", "engine")
-WHO: Final = "{{server}}/{{engine}}"
-NATIVE: Final = f"{WHO} (vLLM)"
-# Where all servers are shown, pods of one name stand in many namespaces.
+# Pods of one name stand in many namespaces and clusters.
 WHERE: Final = "{{cluster}} {{namespace}} {{server}}"
+WHO: Final = f"{WHERE}/{{{{engine}}}}"
+NATIVE: Final = f"{WHO} (vLLM)"
 MODEL: Final = ("cluster", "namespace", "model_name")
 OF_MODEL: Final = "{{cluster}} {{namespace}} {{model_name}}"
 
@@ -116,7 +116,19 @@ def copied(expr: str, label: str, *copies: str) -> str:
     return expr
 
 
-def in_verdicts(severity: Severity) -> str:
-    """The engines' verdict series, those of one severity."""
-    names = "|".join(name for name, verdict in TABLE.verdicts.items() if verdict.severity is severity)
-    return narrowed(ours("verdict"), f'verdict=~"{names}"')
+def held(severity: Severity) -> str:
+    """The verdicts of one severity that hold: those of engines, and of targets without any engine.
+
+    A target that never answered has no engine that could have a verdict.
+    """
+    of_engines = f"{_of_severity(ours('verdict'), severity, TABLE.verdicts)} == 1"
+    names = [name for name in TARGET_VERDICTS if name != "healthy"]
+    if not any(TABLE.verdicts[name].severity is severity for name in names):
+        return of_engines
+    of_targets = f"{_of_severity(ours('target_verdict'), severity, names)} == 1"
+    return f"{of_engines} or ({of_targets} unless on ({', '.join(SERVER)}) {ours('verdict')})"
+
+
+def _of_severity(one: str, severity: Severity, verdicts: Iterable[str]) -> str:
+    names = "|".join(name for name in verdicts if TABLE.verdicts[name].severity is severity)
+    return narrowed(one, f'verdict=~"{names}"')

@@ -13,7 +13,7 @@ from generator.queries import (
     SERVER,
     by,
     copied,
-    in_verdicts,
+    held,
     named,
     ours,
     selector,
@@ -22,6 +22,7 @@ from generator.words import (
     AS_TEXT,
     COLOURED,
     FIXES,
+    HIDDEN,
     SENTENCES,
     SEVERITIES,
     VERDICT_RUNBOOKS,
@@ -100,7 +101,7 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
             some, servers of many places are shown, and a click leads to the engine.
     """
     labels = (*ENGINE, "server")
-    rank = " or ".join(f"({in_verdicts(severity)} == 1) * {severity.rank}" for severity in Severity)
+    rank = " or ".join(f"({held(severity)}) * {severity.rank}" for severity in Severity)
     judged = by(
         (*labels, "verdict", "sentence", "runbook"), copied(named(rank), "verdict", "sentence", "runbook")
     )
@@ -109,6 +110,8 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
     numbers = [replace(column, name=f"Value #{chr(ord('C') + index)}") for index, column in enumerate(more)]
     place = [Column("cluster", "Cluster", 65), Column("namespace", "Namespace", 90)] if more else []
     model = [Column("model_name", "Model", 100)] if more else []
+    # What a click needs and nobody reads; which of them tells servers apart is for the installation to say.
+    unseen = [Column(label, label, look=HIDDEN) for label in ("pod", "target", "instance")] if more else []
     sentence = Column("sentence", "What it means", None, [SENTENCES], look=WRAPPED)
     return table(
         title,
@@ -127,8 +130,9 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
             *(numbers or [sentence]),
             Column("fix", "First fix", None if more else 190, [FIXES], look=None if more else WRAPPED),
             Column("runbook", "Runbook", 170, [VERDICT_RUNBOOKS], look={"links": [to_runbook()]}),
+            *unseen,
         ],
         sort=("Severity", True),
-        hidden=["pod", "target", "instance", "Value #B", *(["sentence"] if more else [*MODEL])],
+        hidden=["Value #B", *(["sentence"] if more else [*MODEL, "pod", "target", "instance"])],
         tall=not more,
     )

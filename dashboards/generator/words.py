@@ -11,8 +11,8 @@ from exporter.publish.alerts import RUNBOOK_BASE
 from generator.panels import by_name, by_query, mapping
 
 __all__ = [
-    "AS_TEXT", "COLOURED", "EFFECTS", "FINDINGS", "FIXES", "FLAGS", "FROM_ONE", "LIMITS", "SENTENCES",
-    "SEVERITIES", "VERDICTS", "VERDICT_FIELDS", "VERDICT_RUNBOOKS", "WRAPPED",
+    "AS_TEXT", "COLOURED", "EFFECTS", "FINDINGS", "FIXES", "FLAGS", "FROM_ONE", "HIDDEN", "LIMITS",
+    "SENTENCES", "SEVERITIES", "VERDICTS", "VERDICT_FIELDS", "VERDICT_RUNBOOKS", "WRAPPED",
     "runbook", "to_engine", "to_runbook",
 ]  # fmt: skip
 
@@ -71,6 +71,11 @@ VERDICT_FIELDS: Final = tuple(
 COLOURED: Final = {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
 # Up to Grafana 11 the cell knows whether it wraps, from 12 on the column.
 WRAPPED: Final = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
+# A column that is there for links: by the word of Grafana up to 12, and by that of later ones.
+HIDDEN: Final = {
+    "custom.hidden": True,
+    "custom.hideFrom": {"viz": True, "legend": False, "tooltip": False},
+}
 AS_TEXT: Final = "string"  # else a version such as 0.24 is taken for a number
 # Counts that are 0 as a rule are drawn at the bottom, not in the middle of nowhere.
 FROM_ONE: Final = by_query("A", custom__axisSoftMax=1)
@@ -95,7 +100,13 @@ def to_engine() -> Json:
     """From a row of the fleet to the dashboard of its engine."""
     chosen = "&".join(
         f"var-{label}=${{__data.fields.{title}}}"
-        for label, title in (("namespace", "Namespace"), ("pod", "Server"), ("engine", "Engine"))
+        for label, title in (
+            ("cluster", "Cluster"),
+            ("namespace", "Namespace"),
+            ("pod", "pod"),
+            ("model_name", "Model"),
+            ("engine", "Engine"),
+        )
     )
     return {
         "title": "This engine",

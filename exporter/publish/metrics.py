@@ -14,7 +14,9 @@ from exporter.engine import ENGINE_VERDICTS
 from exporter.pipeline import EngineReading, TargetReading
 from exporter.publish.samples import PREFIX, Labels, MetricRow, RowCollector, Samples, histogram
 
-__all__ = ["EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "MetricRow", "ReadingCollector"]
+__all__ = [
+    "EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "TARGET_VERDICTS", "MetricRow", "ReadingCollector",
+]  # fmt: skip
 
 # No engine has more series than this, whatever holds.
 SERIES_PER_ENGINE: Final = 80
@@ -173,7 +175,7 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
     ),
 )  # fmt: skip
 
-_TARGET_VERDICTS: Final = tuple(
+TARGET_VERDICTS: Final = tuple(
     name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target or name == "healthy"
 )
 
@@ -347,7 +349,7 @@ class ReadingCollector(RowCollector):
 
     def _target_verdict(self, reading: TargetReading) -> Samples:
         verdict = reading.judgement.verdict
-        return [("", self._labels, "verdict", name, float(name == verdict)) for name in _TARGET_VERDICTS]
+        return [("", self._labels, "verdict", name, float(name == verdict)) for name in TARGET_VERDICTS]
 
     def _target_findings(self, reading: TargetReading) -> Samples:
         return [("", self._labels, "finding", name, 1.0) for name in reading.judgement.findings]

@@ -1,9 +1,9 @@
 """A fleet under load, as Prometheus would have scraped it: the data that the dashboards are tried on.
 
-Nine engines on eight servers for half an hour: a storm in a large pool, one that fills up, one with a queue
-for seats, two engines that share badly, one that is restarted, a calm one, and two recordings of real
-servers. Bodies go through the whole pipeline; every ten seconds the exporter's text and vLLM's own body
-are kept with a time and the labels that a scrape adds. ``promtool`` makes blocks of it.
+Half an hour of a storm in a large pool, one that fills up, one with a queue for seats, two engines that share
+badly, one that is restarted, calm ones, two recordings of real servers, and servers that never answer; two
+are watched by one exporter. Bodies go through the whole pipeline; every ten seconds the exporter's text and
+vLLM's own body are kept with a time and the labels that a scrape adds. ``promtool`` makes blocks of it.
 
     python tests/dashboards/dashboard_scenes.py FILE     writes the text, up to now
 """
@@ -24,13 +24,14 @@ if str(TESTS) not in sys.path:  # as a script; under pytest the tests' conftest 
 import recorded  # noqa: E402
 from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: E402
 from prometheus_client.exposition import generate_latest  # noqa: E402
+from prometheus_client.registry import Collector  # noqa: E402
 from stage import Stage  # noqa: E402
 
 from exporter.config import AnalysisConfig  # noqa: E402
 from exporter.demo import Loop  # noqa: E402
 from exporter.pipeline import Pipeline, TargetReading  # noqa: E402
 from exporter.publish.metrics import ReadingCollector  # noqa: E402
-from exporter.publish.own import OwnMetrics  # noqa: E402
+from exporter.publish.own import OwnMetrics, PollCounts  # noqa: E402
 from exporter.vllm.client import Answer  # noqa: E402
 from exporter.watch import PollOutcome  # noqa: E402
 
@@ -73,6 +74,19 @@ class Server:
     bodies: Sequence[bytes | None]
     readings: Sequence[TargetReading]
     native: bool = True
+
+
+@dataclass(frozen=True)
+class Central:
+    """One exporter that watches several servers, which have the label ``target`` and nobody's pod.
+
+    Attributes:
+        labels: what a scrape of the exporter adds.
+        targets: the servers by their targets' labels.
+    """
+
+    labels: Mapping[str, str]
+    targets: Sequence[Server]
 
 
 class Staged:
@@ -262,6 +276,14 @@ def restarted() -> Staged:
     return staged
 
 
+def dead() -> Server:
+    """It never answers: half of the time it may be starting, then it is unreachable."""
+    staged = Staged()
+    staged.stage.fail(SECONDS)
+    staged.bodies += [None] * SECONDS
+    return staged.server()
+
+
 def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
     """A recorded server, again and again."""
     loop = Loop(recorded.polls(name))
@@ -276,8 +298,8 @@ def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
     return Server(labels, bodies, readings)
 
 
-def fleet() -> tuple[Server, ...]:
-    """All servers, each for the same time."""
+def fleet() -> tuple[Server | Central, ...]:
+    """All servers and who watches them, each for the same time."""
     eu, us = {"cluster": "eu", "namespace": "prod"}, {"cluster": "us", "namespace": "prod"}
     llama, qwen, mixtral = {"model_name": "llama-70b"}, {"model_name": "qwen-32b"}, {"model_name": "mixtral"}
     return (
@@ -290,13 +312,21 @@ def fleet() -> tuple[Server, ...]:
         real(recorded.EXHAUSTION, cluster="eu", namespace="lab", pod="tiny-0"),
         real("0.32.0-exhaustion", cluster="us", namespace="lab", pod="tiny-1"),
         replace(calm().server(instance="10.9.9.9"), native=False),
+        replace(dead(), labels={**us, "pod": "llama-9"}),
+        Central(
+            {"namespace": "watch", "pod": "central-0"},
+            [
+                replace(calm().server(target="far-0:8000", model_name="far"), native=False),
+                replace(dead(), labels={"target": "far-1:8000"}),
+            ],
+        ),
     )
 
 
 # As Prometheus stores it.
 
 
-def openmetrics(servers: Sequence[Server], begin: float) -> Iterator[str]:
+def openmetrics(servers: Sequence[Server | Central], begin: float) -> Iterator[str]:
     """The scrapes of all servers and their exporters, as text that promtool makes blocks of.
 
     Args:
@@ -305,7 +335,10 @@ def openmetrics(servers: Sequence[Server], begin: float) -> Iterator[str]:
     """
     disable_created_metrics()
     for number, server in enumerate(servers):
-        yield from _scrapes(server, number, begin)
+        if isinstance(server, Central):
+            yield from _central_scrapes(server, number, begin)
+        else:
+            yield from _scrapes(server, number, begin)
     yield from _alerts(begin)
     yield "# EOF\n"
 
@@ -331,6 +364,30 @@ def _scrapes(server: Server, number: int, begin: float) -> Iterator[str]:
             yield from _stamped(_modelled(body.decode(), model), vllm, now)
 
 
+def _central_scrapes(central: Central, number: int, begin: float) -> Iterator[str]:
+    place = {**central.labels, "job": "pressure", "instance": f"10.0.0.{number + 1}:21900"}
+    own = OwnMetrics(apart=True)
+    own.reloaded(begin)
+    own.targets = {"file": len(central.targets)}
+    labels = [[("target", server.labels["target"])] for server in central.targets]
+    counts = [PollCounts(label) for label in labels]
+    for second in range(SECONDS):
+        shown = [server.readings[second] for server in central.targets]
+        for server, count, reading in zip(central.targets, counts, shown, strict=True):
+            count.poll(_outcome(server.bodies[second], reading, second))
+        if second % SCRAPE:
+            continue
+        now = begin + second
+        yield from _stamped(_exposed(own), place, now)
+        for server, label, count, reading in zip(central.targets, labels, counts, shown, strict=True):
+            text = _exposed(
+                ReadingCollector(lambda r=reading: r, lambda r=reading: r.t, lambda n=now: n, labels=label)
+            )
+            yield from _stamped(
+                _modelled(text + _exposed(count), server.labels.get("model_name")), place, now
+            )
+
+
 def _outcome(body: bytes | None, reading: TargetReading, second: int) -> PollOutcome:
     seconds = 0.006 + 0.004 * (second % 7) + (0.12 if second % 97 == 0 else 0)
     answer = (
@@ -340,9 +397,12 @@ def _outcome(body: bytes | None, reading: TargetReading, second: int) -> PollOut
 
 
 def _text(reading: TargetReading, own: OwnMetrics, now: float) -> str:
+    return _exposed(ReadingCollector(lambda: reading, lambda: reading.t, lambda: now)) + _exposed(own)
+
+
+def _exposed(collector: Collector) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReadingCollector(lambda: reading, lambda: reading.t, lambda: now))
-    registry.register(own)
+    registry.register(collector)
     return generate_latest(registry).decode()
 
 

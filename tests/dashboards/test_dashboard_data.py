@@ -92,16 +92,17 @@ def test_every_query_brings_something_in_its_scene(prometheus, target):
     assert prometheus.of(target, scene(target))
 
 
+@pytest.mark.parametrize("chosen", ["its scene", "all"])
 @pytest.mark.parametrize(
     ("name", "title"), [*dict.fromkeys((target.dashboard, target.title) for target in TARGETS)]
 )
-def test_no_two_lines_of_a_panel_have_the_same_name(prometheus, name, title):
-    """Also where pods of one name stand in two clusters, on the dashboards that show all of them."""
+def test_no_two_lines_of_a_panel_have_the_same_name(prometheus, name, title, chosen):
+    """Also where pods of one name stand in two clusters."""
     names = Counter(
         legend(target, labels)
         for target in TARGETS
         if (target.dashboard, target.title) == (name, title) and target.panel["type"] != "table"
-        for labels, _ in prometheus.of(target, scene(target))
+        for labels, _ in prometheus.of(target, scene(target) if chosen == "its scene" else {})
         if target.legend != "__auto"
     )
     assert not [legend for legend, times in names.items() if times > 1]
@@ -142,7 +143,8 @@ def test_variables_have_values(prometheus, name):
         offered[label] = prometheus.ask(f"label/{label}/values", **{"match[]": filled(metric, chosen)})
     assert tuple(offered) == VARIABLES
     assert offered["cluster"] == ["eu", "us"]
-    assert offered["pod"] == ["mixtral-0", "qwen-0"]
+    # One that never answered has no model and no engine, but it can be chosen.
+    assert offered["pod"] == ["llama-9", "mixtral-0", "qwen-0"]
     assert offered["engine"] == ["0", "1"]
 
 
@@ -186,7 +188,9 @@ def test_tables_hold_each_engine_once(prometheus):
         tuple(labels.get(name, "") for name in ("cluster", "namespace", "server", "engine"))
         for labels, _ in found
     ]
-    assert len(keys) == len(set(keys)) == 10
+    assert len(keys) == len(set(keys)) == 11 + 2
+    never_answered = {labels["server"]: labels["verdict"] for labels, _ in found if "engine" not in labels}
+    assert never_answered == {"llama-9": "unreachable", "far-1:8000": "unreachable"}
     ranks = {labels["verdict"]: value for labels, (value,) in found}
     verdicts = catalogue.load().verdicts
     assert ranks == {name: verdicts[name].severity.rank for name in ranks}
@@ -194,13 +198,52 @@ def test_tables_hold_each_engine_once(prometheus):
     assert {labels["server"] for labels, _ in found} >= {"llama-0", "10.9.9.9:21900"}
 
 
+def test_a_click_on_a_server_leads_to_its_engine_and_no_other(prometheus):
+    """By the labels that the link hands over, wherever the server is and whoever watches it."""
+    table = next(
+        panel for panel in document("fleet")["panels"] if panel.get("title") == "Engines, worst first"
+    )
+    (url,) = re.findall(r'"url": "(/d/vllm-pressure-engine[^"]*)"', json.dumps(table))
+    handed = dict(re.findall(r"var-(\w+)=\$\{__data\.fields\.(\w+)\}", url))
+    titles = {"Cluster": "cluster", "Namespace": "namespace", "Model": "model_name", "Engine": "engine"}
+    (first, *_) = (one for one in TARGETS if (one.dashboard, one.title) == ("fleet", "Engines, worst first"))
+    panels = [one for one in TARGETS if one.dashboard == "engine" and one.panel["type"] == "timeseries"]
+    for labels, _ in prometheus.of(first, {}):
+        chosen = {name: labels.get(titles.get(field, field), "") for name, field in handed.items()}
+        shown: dict[str, list[str]] = {}
+        for one in panels:
+            for found, _ in prometheus.of(one, chosen):
+                shown.setdefault(one.title, []).append(legend(one, found))
+        assert all(len(names) == len(set(names)) for names in shown.values()), labels
+        if "engine" in labels:
+            assert {"Running and waiting", "KV cache usage", "Verdict over time"} <= shown.keys(), labels
+
+
+def test_exporters_have_a_version_and_an_answer_in_one_row(prometheus):
+    """Also where one exporter watches two servers: a row for each, by the same labels in every query."""
+    rows = [
+        {
+            tuple(labels.get(name, "") for name in ("instance", "target"))
+            for labels, _ in prometheus.of(one, {})
+        }
+        for one in TARGETS
+        if (one.dashboard, one.title) == ("exporter", "Exporters and what they watch")
+    ]
+    answers, *rest = rows
+    assert len(answers) == 9 + 1 + 2
+    assert rest[-1] == answers
+    assert all(row <= answers for row in rest)
+
+
 def test_numbers_of_the_fleet_are_right(prometheus):
     """As the scenes were written."""
-    assert prometheus.value("fleet", "Engines", {}) == 10
-    assert prometheus.value("fleet", "Critical", {"namespace": "prod"}) == 1
+    assert prometheus.value("fleet", "Engines", {}) == 11
+    # The storm, and a server that never answered.
+    assert prometheus.value("fleet", "Critical", {"namespace": "prod"}) == 2
     assert prometheus.value("fleet", "Warning", {"pod": "qwen-0", "cluster": "eu"}) == 1
-    assert prometheus.value("fleet", "No answer", {}) == 0
-    assert prometheus.value("fleet", "No answer", {}, at=BEGIN + 1100) == 1
+    assert prometheus.value("fleet", "No answer", {}) == 2
+    assert prometheus.value("fleet", "No answer", {"namespace": "prod", "cluster": "eu"}) == 0
+    assert prometheus.value("fleet", "No answer", {}, at=BEGIN + 1100) == 3
     assert prometheus.value("fleet", "Unbalanced", {}) == 1
     assert prometheus.value("fleet", "Unbalanced", {"cluster": "eu"}) == 0
 

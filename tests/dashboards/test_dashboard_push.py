@@ -146,7 +146,10 @@ def test_another_label_may_tell_servers_apart():
     assert "by (cluster, namespace, host, target, instance" in text
     assert '\\"server\\", \\"|\\", \\"target\\", \\"host\\", \\"instance\\"' in text
     assert ", host)" in text
-    assert '"host": true' in text
+    assert (
+        '{"id": "byName", "options": "host"}, "properties": [{"id": "custom.hidden", "value": true}' in text
+    )
+    assert "var-pod=${__data.fields.host}" in text
     assert "pod=~" not in text
     assert "var-pod=" in text
 
@@ -210,8 +213,16 @@ def test_without_a_folder_they_go_to_the_general_one(run, grafana):
 def test_what_is_there_is_replaced_only_when_told_so(run, grafana):
     """Somebody may have changed it."""
     run("push", "engine", "--grafana", grafana.url)
-    status, _, err = run("push", "engine", "--grafana", grafana.url)
+    status, out, err = run("push", "--grafana", grafana.url)
     assert (status, "vllm-pressure-engine is there already; --overwrite replaces it" in err) == (1, True)
+    assert grafana.dashboards.keys() == {
+        "vllm-pressure-engine",
+        "vllm-pressure-fleet",
+        "vllm-pressure-exporter",
+    }
+    assert "engine" not in out
+    _, _, err = run("push", "fleet", "engine", "--grafana", grafana.url)
+    assert "vllm-pressure-fleet, vllm-pressure-engine are there already; --overwrite replaces them" in err
     status, _, _ = run("push", "engine", "--grafana", grafana.url, "--overwrite")
     assert status == 0
     assert grafana.dashboards["vllm-pressure-engine"]["overwrite"] is True
@@ -246,7 +257,7 @@ def test_the_token_goes_before_what_a_netrc_says(run, grafana, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("says", "complaint"),
     [
-        ((401, b"{}"), "wants to know who asks: set GRAFANA_TOKEN"),
+        ((401, b"{}"), "does not take the token in GRAFANA_TOKEN"),
         ((403, b'{"message": "no"}'), "the role Editor is needed"),
         ((302, b""), "redirects to https://elsewhere.example/login; give that address as --grafana"),
         ((500, b'{"message": "database is locked"}'), "answered 500: database is locked"),
@@ -262,6 +273,26 @@ def test_a_refusal_is_told_in_words(run, grafana, says, complaint):
     assert (status, complaint in err) == (1, True), err
     assert "secret" not in err
     assert len(grafana.headers) == 1
+
+
+def test_who_asks_without_a_name_is_told_how_to_give_one(run, grafana, monkeypatch):
+    """Nobody, and somebody with a wrong password."""
+    monkeypatch.delenv("GRAFANA_TOKEN")
+    _, _, err = run("push", "engine", "--grafana", grafana.url)
+    assert "wants to know who asks: set GRAFANA_TOKEN" in err
+    _, _, err = run("push", "engine", "--grafana", grafana.url.replace("://", "://admin:wrong@"))
+    assert "does not take this user and password" in err
+    assert "wrong" not in err
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"message": "x"}', b'["x"]', b"[1]", b"[{}]", b'"x"', b"7", b"null", b"[]"]
+)
+def test_an_answer_that_is_none_of_grafana_s_is_no_traceback(run, grafana, answer):
+    """Something else that speaks JSON."""
+    grafana.says = (200, answer)
+    status, _, err = run("push", "engine", "--grafana", grafana.url, "--folder", "vLLM")
+    assert (status, "is it the address of a Grafana?" in err) == (1, True), err
 
 
 def test_a_grafana_that_is_not_there_is_told(run):
