@@ -26,6 +26,7 @@ format: setup
 	$(PY) -m ruff check --fix .
 
 bench: setup
+	@.ci/programs bench
 	$(PY) -m bench
 
 fuzz: setup
