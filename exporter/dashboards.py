@@ -72,7 +72,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[str
     else:
         if not options.grafana:
             raise DashboardError("push needs --grafana URL")
-        grafana = Grafana(options.grafana, environ.get(TOKEN, "").strip())
+        token = environ.get(TOKEN, "").strip()
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise DashboardError(f"{TOKEN}: expected visible ASCII characters without spaces, got others")
+        grafana = Grafana(options.grafana, token)
         yield from push(grafana, documents.values(), options.folder, overwrite=options.overwrite)
 
 

@@ -131,9 +131,12 @@ def _read(target: Mapping[str, Any], options: argparse.Namespace) -> tuple[str, 
 def _of_exporter(url: str, options: argparse.Namespace) -> tuple[str, Present]:
     import requests  # noqa: PLC0415 -- the other sources need none
 
+    from exporter.fleet import shown_url  # noqa: PLC0415 -- nor what polls
+
     parts = urlsplit(url)
     path = parts.path if parts.path.endswith(_STATUS) else f"{parts.path.rstrip('/')}/{_STATUS}"
     where = parts._replace(path=path, fragment="").geturl()
+    shown = shown_url(where)
     try:
         answer = requests.get(where, timeout=_SECONDS)
         answer.raise_for_status()
@@ -142,11 +145,11 @@ def _of_exporter(url: str, options: argparse.Namespace) -> tuple[str, Present]:
     except (requests.RequestException, ValueError, LookupError, TypeError) as problem:
         why = "refused" if isinstance(problem, requests.ConnectionError) else "no answer of an exporter"
         raise PresentError(
-            f"{where}: {why}; wanted a running exporter (for a vLLM server use check --what-if)"
+            f"{shown}: {why}; wanted a running exporter (for a vLLM server use check --what-if)"
         ) from problem
     if len(targets) > 1:
         raise PresentError(
-            f"{where}: watches {len(targets)} servers; expected one of them, ?target=HOST:PORT"
+            f"{shown}: watches {len(targets)} servers; expected one of them, ?target=HOST:PORT"
         )
     return _read(target, options)
 

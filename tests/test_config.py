@@ -748,6 +748,14 @@ def test_a_secret_shows_a_mask():
     assert not hasattr(secret, "__dict__")
 
 
+def test_what_a_query_holds_is_not_shown():
+    """A proxy may want a token there; the names tell what it is about."""
+    config = from_file(f"targets: [{{url: 'http://vllm/metrics?user=x&token={HIDDEN}&all'}}]")
+    (shown,) = yaml.safe_load(describe(config))["targets"]
+    assert shown["url"] == "http://vllm/metrics?user=<secret>&token=<secret>&all"
+    assert config.targets[0].url.endswith(f"token={HIDDEN}&all")
+
+
 def test_secrets_are_told_apart_by_value():
     """A changed token is a changed configuration."""
     assert Secret("a") == Secret("a") != Secret("b")

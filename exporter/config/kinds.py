@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from exporter.config.facts import FACTS, Fact, parse_facts
-from exporter.config.options import TEXT, Kind, Refused, Secret, attempt, entries, scalar, shape
+from exporter.config.options import MASK, TEXT, Kind, Refused, Secret, attempt, entries, scalar, shape
 from exporter.vllm import arguments
 
 __all__ = [
@@ -55,6 +55,13 @@ def _url(text: str) -> str:
     """Check the url of a server's metrics."""
     parts = _web_address(text, "http://127.0.0.1:8000/metrics")
     return parts._replace(path="/metrics").geturl() if parts.path in {"", "/"} else text
+
+
+def _masked(url: str) -> str:
+    """A url as it may be shown: what a query holds may be a token."""
+    base, mark, query = url.partition("?")
+    pairs = [part.partition("=") for part in query.split("&")]
+    return base + mark + "&".join(name + equals + (equals and MASK) for name, equals, _ in pairs)
 
 
 def read_url(text: str) -> str | None:
@@ -219,7 +226,7 @@ SERVER_FACTS = entries(
 ARGUMENTS = Kind(
     "arguments", "vLLM's arguments as one line, or as a list of texts", _read_arguments, arguments.join
 )
-URL = scalar("url", "a url", _url)
+URL = scalar("url", "a url", _url, _masked)
 BASE_URL = scalar("url", "a url", _base_url)
 URLS = Kind("urls", "a list of urls, or a text with commas between them", _read_urls, list)
 LABELS = Kind("labels", "a mapping of labels, or a text such as cluster=eu,pod=vllm-0", _read_labels, dict)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final, Literal
 
 import aiohttp
@@ -302,6 +303,8 @@ def _secret(given: Secret | None, path: str | None, option: str) -> str | None:
     if given is not None or path is None:
         return None if given is None else given.reveal()
     try:
+        if not S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up everything
+            raise _UnusableError(f"{option} is no regular file")
         with Path(path).open("rb") as file:
             text = file.read(_MAX_SECRET_FILE).decode().strip()
     except (OSError, UnicodeError) as problem:

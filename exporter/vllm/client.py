@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import aiohttp
@@ -255,6 +256,8 @@ class _TokenFile:
         """Gives the Authorization header, as one dict that stays the same while the file does."""
         try:
             stat = self._path.stat()
+            if not S_ISREG(stat.st_mode):  # a pipe would hold up everything
+                raise _RefusedError("unreachable", "the bearer token file is no regular file")
             # Kubernetes swaps a symbolic link: then the inode tells, even where the times are equal.
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
             if stamp != self._stamp:
@@ -337,7 +340,8 @@ def _resolve(base: URL, reference: str) -> URL:
     except ValueError as exc:
         raise _RefusedError("redirect", "redirected to something that is not a web address") from exc
     if origin != base.origin():
-        raise _RefusedError("redirect", f"redirected to another origin, {origin}, which is not followed")
+        # Not named: a server may send back in it what it was sent.
+        raise _RefusedError("redirect", "redirected to another origin, which is not followed")
     return url
 
 

@@ -275,6 +275,16 @@ def test_a_refusal_is_told_in_words(run, grafana, says, complaint):
     assert len(grafana.headers) == 1
 
 
+@pytest.mark.parametrize("token", ["PW\nSECRET", "PW SECRET", "PWSECRÉT"])
+def test_a_token_that_no_header_can_carry_is_no_traceback(run, grafana, monkeypatch, token):
+    """A file's content with a second line, for example."""
+    monkeypatch.setenv("GRAFANA_TOKEN", token)
+    status, out, err = run("push", "engine", "--grafana", grafana.url)
+    assert (status, "GRAFANA_TOKEN: expected visible ASCII characters" in err) == (1, True)
+    assert "PW" not in out + err
+    assert not grafana.headers
+
+
 def test_who_asks_without_a_name_is_told_how_to_give_one(run, grafana, monkeypatch):
     """Nobody, and somebody with a wrong password."""
     monkeypatch.delenv("GRAFANA_TOKEN")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import gzip
+import os
 import random
 import socket
 import ssl
@@ -724,7 +725,7 @@ def test_redirect_to_another_port_is_refused_and_learns_nothing(tmp_path):
 
     got, other = asyncio.run(main())
     assert_error(got, "redirect")
-    assert f"http://127.0.0.1:{other.port}" in got.detail
+    assert got.detail == "redirected to another origin, which is not followed"
     assert (other.connections, other.heads) == (0, [])
 
 
@@ -836,6 +837,22 @@ def test_token_file_is_read_once_while_unchanged(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", lambda self, *args: opened.append(self) or original(self, *args))
     fetch(Server(answer()), times=3, bearer_token_file=str(file))
     assert opened == [file]
+
+
+def test_a_redirect_that_repeats_the_token_is_not_told():
+    """A host's name may hold what the server was sent."""
+    got = fetch(Server(redirect(f"http://{SECRET.lower()}.evil.example/")), bearer_token=Secret(SECRET))
+    assert_error(got, "redirect")
+    assert SECRET.lower() not in got.detail.lower()
+
+
+def test_a_token_file_that_is_a_pipe_holds_nothing_up(tmp_path):
+    """Nobody writes into it, as on a mount that hangs."""
+    file = tmp_path / "token"
+    os.mkfifo(file)
+    got = fetch(Server(answer()), bearer_token_file=str(file))
+    assert_error(got, "unreachable")
+    assert got.detail == "the bearer token file is no regular file"
 
 
 def test_missing_token_file_is_an_error_until_it_is_there(tmp_path):
