@@ -8,7 +8,7 @@ with Shown(max_num_seqs=64) as shown:
 import asyncio
 import threading
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -46,6 +46,19 @@ def wearing(reading: TargetReading, verdict: str) -> TargetReading:
     return replace(reading, engines=engines)
 
 
+def several(targets: Mapping[str, Sequence[TargetReading]]) -> View:
+    """Several targets by name, each after its readings, all a moment after the last one of any."""
+    now = max(readings[-1].t for readings in targets.values() if readings) + 0.2
+    views = []
+    for name, readings in targets.items():
+        timeline = Timeline()
+        for reading in readings:
+            timeline.add(reading)
+        last = readings[-1] if readings else None
+        views.append(TargetView(f"http://{name}/metrics", last, timeline, name, (("pod", name),)))
+    return View(now, WALL + now, views, {})
+
+
 class Shown:
     """A web server in a thread, until the end of the block.
 
@@ -62,6 +75,7 @@ class Shown:
         self.timeline = Timeline()
         self.page = Page(self.view, lambda: self._shows)
         self._url, self._own = url, own or {}
+        self._several: View | None = None
         self._shows = 0.0  # every show is far later than the one before: no answer is kept for longer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -69,12 +83,19 @@ class Shown:
 
     def view(self) -> View:
         """The world as the page sees it."""
+        if self._several is not None:
+            return self._several
         now = self.late if self.reading is None else self.reading.t + self.late
         return View(now, WALL + now, (TargetView(self._url, self.reading, self.timeline),), self._own)
 
     def show(self, reading: TargetReading | None, *, late: float = 0.2) -> None:
         """Show a reading as if it were the last one, without remembering it in the charts."""
         self.reading, self.late = reading, late
+        self._shows += 1000.0
+
+    def show_several(self, view: View) -> None:
+        """Show several targets in place of the one."""
+        self._several = view
         self._shows += 1000.0
 
     def play(self, readings: Iterable[TargetReading]) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Check, Severity
+from exporter.publish.terminal import number
 
 __all__ = [
     "WORDS",
@@ -20,6 +21,7 @@ __all__ = [
     "esc",
     "label",
     "not_help",
+    "short",
     "span",
     "title",
 ]
@@ -32,6 +34,7 @@ WORDS: Final = {
 }
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
 _EXACT: Final = 10.0
+_MILLION, _MILLIARD, _HALF_OF_LAST_DIGIT = 1e6, 1e9, 0.9995
 _UNITS: Final = ("ratio", "seconds", "total")
 _SHORT: Final = {"kv": "KV", "dp": "DP"}
 
@@ -70,9 +73,17 @@ def label(name: str, *, endings: bool = True) -> str:
     return esc(text[:1].upper() + text[1:])
 
 
-def counted(number: int, word: str) -> str:
+def counted(count: int, word: str) -> str:
     """A number of things."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def short(name: str, value: float) -> str:
+    """A number for a narrow place: as everywhere, but three digits of millions, as in the charts."""
+    if value < _MILLION:
+        return number(name, value)
+    unit, sign = (_MILLION, "M") if value < _HALF_OF_LAST_DIGIT * _MILLIARD else (_MILLIARD, "G")
+    return f"{value / unit:.3g}{sign}"
 
 
 def span(seconds: float) -> str:
@@ -89,12 +100,13 @@ def span(seconds: float) -> str:
 
 
 def copied(text: str) -> str:
-    """Something to paste; its button comes to life with JavaScript."""
+    """Something to paste; its button comes to life with JavaScript.
+
+    Where its number is not known there is none: who pastes it at night does not look at it again.
+    """
     what = esc(text)
-    return (
-        f'<p class="flag"><code>{what}</code>'
-        f'<button type="button" class="copy" aria-label="Copy {what}">Copy</button></p>'
-    )
+    button = f'<button type="button" class="copy" aria-label="Copy {what}">Copy</button>'
+    return f'<p class="flag"><code>{what}</code>{"" if catalogue.UNKNOWN_VALUE in text else button}</p>'
 
 
 def not_help(pairs: Iterable[tuple[str, str]]) -> str:

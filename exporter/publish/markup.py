@@ -4,11 +4,12 @@ Pure. Whatever comes from a server goes through `esc` on its way into the page.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from exporter.analysis import catalogue
@@ -27,6 +28,7 @@ from exporter.publish.fragments import (
     esc,
     label,
     not_help,
+    short,
     span,
     title,
 )
@@ -35,9 +37,10 @@ from exporter.publish.terminal import number
 from exporter.publish.timeline import Timeline, Track
 from exporter.report import engine_names
 
-__all__ = ["IN_FULL", "TAIL", "TargetView", "View", "body", "headline", "shown_targets"]
+__all__ = ["IN_FULL", "TAIL", "TargetView", "View", "body", "headline", "shown_engines", "shown_targets"]
 
-# More engines than these, the worst ones, are a row of the overview and a link.
+# Of several engines those that are not well are shown in full, at most so many; the others are a row of the
+# overview and a link.
 IN_FULL: Final = 8
 # Of several targets so many are shown in full, and so many are listed, the worst first.
 TARGETS_IN_FULL: Final = 3
@@ -64,7 +67,11 @@ _CHARTED: Final = (
     ("generation_tokens_per_second", "Tokens per second"),
 )
 
+_UNKNOWN: Final = "<span class='unknown'>unknown</span>"
+_NO_HARM: Final = "None."  # an impact or a risk of which nothing more is to be said
+
 _Card = tuple[Severity, str]
+_Counted = Sequence[tuple[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,36 +127,102 @@ def shown_targets(view: View, chosen: str | None) -> Sequence[int]:
     for index, target in enumerate(view.targets):
         if chosen is not None and target.name == chosen:
             return (index,)
-    places = sorted(range(len(view.targets)), key=lambda index: -_worst(view.targets[index])[0].rank)
-    return places[:TARGETS_IN_FULL]
+    return _ranked_targets(view)[:TARGETS_IN_FULL]
 
 
-def _worst(target: TargetView) -> tuple[Severity, str]:
-    """The worst verdict of a target and its engines."""
-    if target.reading is None:
-        return Severity.NONE, ""
-    own = target.reading.judgement
-    judged = [(own.severity, own.verdict)]
-    judged += [(one.judgement.severity, one.judgement.verdict) for one in target.reading.engines.values()]
-    return max(judged, key=lambda one: one[0].rank)
+def shown_engines(target: TargetView, chosen: str | None) -> Sequence[str]:
+    """Which engines of a target are shown in full, by name: the one that is chosen, else those not well.
+
+    Where all are well it is the first one.
+    """
+    engines = _ranked(target)
+    if chosen is not None and chosen in engines:
+        return (chosen,)
+    ill = [name for name, one in engines.items() if one.missing or one.judgement.verdict != HEALTHY]
+    return ill[:IN_FULL] or list(engines)[:1]
 
 
 def headline(view: View) -> str:
     """The worst that is said, for the tab and for whoever only listens."""
-    worst, said = Severity.NONE, "Nothing is known yet"
-    for target in view.targets:
-        if target.reading is None:
-            continue
-        judgement = target.reading.judgement
-        judged = [(judgement.severity, judgement.verdict, "")]
-        judged += [
-            (engine.judgement.severity, engine.judgement.verdict, f", {engine.key.model} engine {name}")
-            for name, engine in engine_names(target.reading).items()
-        ]
-        severity, verdict, whose = max(judged, key=lambda one: one[0])  # the first of the worst
-        if severity > worst or said.startswith("Nothing"):
-            worst, said = severity, f"{title(verdict)}{whose}"
-    return f"{WORDS[worst]}: {said}"
+    known = [(_worst(target), target.reading) for target in view.targets if target.reading is not None]
+    if not known:
+        return f"{WORDS[Severity.NONE]}: Nothing is known yet"
+    worst, reading = max(known, key=lambda one: one[0].weight)
+    whose = f", {worst.of}" if worst.of and worst.name != HEALTHY else ""
+    old = "Old: " if view.now - reading.t > reading.max_age else ""
+    return f"{old}{WORDS[worst.severity]}: {title(worst.name)}{whose}"
+
+
+# What is said, and in which order.
+
+
+class _Said(NamedTuple):
+    """A verdict or finding of a target, a model or an engine; and of which of them, in words."""
+
+    severity: Severity
+    name: str
+    of: str
+
+    @property
+    def weight(self) -> tuple[int, bool]:
+        """How far in front it stands: among equals what is healthy comes last."""
+        return self.severity.rank, self.name != HEALTHY
+
+
+def _worst(target: TargetView) -> _Said:
+    """What stands on the first card of a target; no name where nothing is known of it."""
+    return max(_said(target), key=lambda said: said.weight, default=_Said(Severity.NONE, "", ""))
+
+
+def _said(target: TargetView) -> Iterator[_Said]:
+    """All that is said of a target, in the order of its cards.
+
+    Where it has engines its own health is none of them.
+    """
+    reading = target.reading
+    if reading is None:
+        return
+    own, of_several = reading.judgement, f" of {target.name}" if target.name else ""
+    if own.verdict != HEALTHY or not reading.engines:
+        yield _Said(own.severity, own.verdict, target.name)
+    for name in own.findings:
+        yield _Said(own.severity, name, target.name)
+    for model, of_model in reading.models.items():
+        for name in of_model.findings:
+            yield _Said(of_model.severity, name, f"model {model}{of_several}")
+    for name, engine in _ranked(target).items():
+        judgement = engine.judgement
+        whose = f"{engine.key.model} engine {name}{of_several}"
+        yield _Said(judgement.severity, judgement.verdict, whose)
+
+
+def _ranked(target: TargetView) -> Mapping[str, EngineReading]:
+    """The engines by name, the worst first, and equals as people count."""
+
+    def rank(named: tuple[str, EngineReading]) -> tuple[int, bool, _Counted]:
+        name, engine = named
+        judgement = engine.judgement
+        return -judgement.severity.rank, judgement.verdict == HEALTHY, _counting(name)
+
+    engines = {} if target.reading is None else engine_names(target.reading)
+    return engines if len(engines) <= 1 else dict(sorted(engines.items(), key=rank))
+
+
+def _ranked_targets(view: View) -> Sequence[int]:
+    """The places of the targets, the worst first, and equals as people count."""
+
+    def rank(index: int) -> tuple[int, bool, _Counted]:
+        severity, ill = _worst(view.targets[index]).weight
+        return -severity, not ill, _counting(view.targets[index].name)
+
+    return sorted(range(len(view.targets)), key=rank)
+
+
+def _counting(name: str) -> _Counted:
+    """Sorts names as people count: engine 2 before engine 10."""
+    words = re.split(r"([0-9]+)", name)
+    words[1::2] = [digits.lstrip("0") for digits in words[1::2]]
+    return [(len(word) if place % 2 else 0, word) for place, word in enumerate(words)]
 
 
 # Targets.
@@ -165,19 +238,19 @@ def _all_targets(view: View, shown: Sequence[int]) -> Iterator[str]:
     yield f"<table class='overview'><caption>{counted(len(view.targets), 'target')}</caption><thead><tr>"
     yield "<th scope='col'>Target</th><th scope='col'>Labels</th><th scope='col'>State</th>"
     yield "<th scope='col'>Worst verdict</th><th scope='col' class='n'>Engines</th></tr></thead><tbody>"
-    order = sorted(range(len(view.targets)), key=lambda index: -_worst(view.targets[index])[0].rank)
+    order = _ranked_targets(view)
     for index in order[:TARGETS_LISTED]:
         target = view.targets[index]
-        severity, verdict = _worst(target)
+        worst = _worst(target)
         link = f"#t{index}" if index in shown else f"?target={esc(_quoted(target.name))}"
         labels = ", ".join(f"{esc(name)}={esc(value)}" for name, value in target.labels)
         reading = target.reading
         state = "not asked yet" if reading is None else "up" if reading.up else f"down ({esc(reading.error)})"
-        judged = f"{badge(severity)} {title(verdict)}" if verdict else ""
+        judged = f"{badge(worst.severity)} {title(worst.name)}" if worst.name else ""
         yield (
             f'<tr><th scope="row"><a href="{link}"><bdi>{esc(target.name)}</bdi></a></th><td>{labels}</td>'
             f"<td>{state}</td><td>{judged}</td>"
-            f'<td class="n">{0 if reading is None else len(reading.engines)}</td></tr>'
+            f'<td class="n">{_UNKNOWN if reading is None else len(reading.engines)}</td></tr>'
         )
     yield "</tbody></table></div>"
     if len(order) > TARGETS_LISTED:
@@ -190,22 +263,15 @@ def _target(view: View, index: int, target: TargetView, chosen: str | None) -> I
     yield f'<section class="target" id="t{index}" aria-label="Target {esc(target.url)}">'
     yield f'<p class="bar">{_state(view, target)}</p>'
     if reading is not None:
-        engines = engine_names(reading)
-        shown = _shown(engines, chosen)
+        engines, shown = _ranked(target), shown_engines(target, chosen)
         if len(engines) > 1:
             yield from _overview(target, engines, shown)
-        cards = [*_target_cards(view, reading), *_models(reading)]
+        cards = [*_target_cards(view, target, reading), *_models(target, reading)]
         for name in shown:
             severity = engines[name].judgement.severity
             cards.append((severity, "\n".join(_engine(view, index, target, name, engines[name]))))
         yield from (text for _, text in sorted(cards, key=lambda card: -card[0].rank))  # the worst first
     yield "</section>"
-
-
-def _shown(engines: Mapping[str, EngineReading], chosen: str | None) -> Sequence[str]:
-    if chosen is not None and chosen in engines:
-        return [chosen]
-    return sorted(engines, key=lambda name: -engines[name].judgement.severity.rank)[:IN_FULL]
 
 
 def _state(view: View, target: TargetView) -> str:
@@ -228,42 +294,50 @@ def _state(view: View, target: TargetView) -> str:
     return " <span class='sep'>·</span> ".join(told)
 
 
-def _target_cards(view: View, reading: TargetReading) -> Iterator[_Card]:
+def _target_cards(view: View, target: TargetView, reading: TargetReading) -> Iterator[_Card]:
     table, judgement = catalogue.load(), reading.judgement
+    who = f"Target <bdi>{esc(target.name)}</bdi>" if target.name else "Target"
     if judgement.verdict != HEALTHY or not reading.engines:
         entry = table.verdicts[judgement.verdict]
         poll = f"<p>The last poll ended with <code>{esc(reading.error)}</code>.</p>" if reading.error else ""
-        yield _card(entry, judgement.severity, "Target", judgement.fixes, more=poll)
+        yield _card(target, entry, judgement.severity, who, judgement.fixes, more=poll)
     for name in judgement.findings:
         missing = [
             f"{esc(name)} (gone for {span(view.now - engine.seen_at)})"
-            for name, engine in engine_names(reading).items()
+            for name, engine in _ranked(target).items()
             if engine.missing
         ]
-        who = f"<p>Missing: {', '.join(missing[:IN_FULL])}.</p>" if missing else ""
-        yield _card(table.findings[name], judgement.severity, "Target", judgement.fixes, more=who)
+        more = f"<p>Missing: {', '.join(missing[:IN_FULL])}.</p>" if missing else ""
+        yield _card(target, table.findings[name], judgement.severity, who, judgement.fixes, more=more)
 
 
-def _models(reading: TargetReading) -> Iterator[_Card]:
+def _models(target: TargetView, reading: TargetReading) -> Iterator[_Card]:
     table = catalogue.load()
     for model, of_model in reading.models.items():
         for name in of_model.findings:
-            who = f"Model <bdi>{esc(model)}</bdi>"
-            yield _card(table.findings[name], of_model.severity, who, of_model.fixes)
+            who = f"Model <bdi>{esc(model)}</bdi>{_of_several(target)}"
+            yield _card(target, table.findings[name], of_model.severity, who, of_model.fixes)
 
 
 def _card(
-    entry: Verdict | Finding, severity: Severity, who: str, fixes: Iterable[str], *, more: str = ""
+    target: TargetView,
+    entry: Verdict | Finding,
+    severity: Severity,
+    who: str,
+    fixes: Iterable[str],
+    *,
+    more: str = "",
 ) -> _Card:
     """A verdict or finding that is no engine's: words, and what to do."""
     table = catalogue.load()
     todo = "".join(
         f"<li><b>{esc(table.fixes[n].title)}.</b> {esc(table.fixes[n].action)}</li>" for n in fixes
     )
+    here = _id(target, "card", who, entry.name)
     parts = (
-        f'<article class="card {severity.value}"><div class="head">',
-        f"<h2>{badge(severity)} <span>{title(entry.name)}</span> <small>{who}</small></h2>",
-        f'<p class="lead">{esc(entry.summary)}</p><p>{esc(entry.impact)}</p>{more}</div>',
+        _card_start(here, severity.value),
+        f'<h2 id="{here}-h">{badge(severity)} <span>{title(entry.name)}</span> <small>{who}</small></h2>',
+        f'<p class="lead">{esc(entry.summary)}</p>{_impact(entry)}{more}</div>',
         f"<p>{esc(entry.meaning)}</p>",
         f"<h3>What to do</h3><ol>{todo}</ol>" if todo else "",
         f"<h3>What will not help</h3>{not_help(entry.not_help.items())}" if entry.not_help else "",
@@ -271,6 +345,23 @@ def _card(
         "</article>",
     )
     return severity, "\n".join(part for part in parts if part)
+
+
+def _card_start(here: str, classes: str) -> str:
+    """The first tags of a card, which takes the focus of whoever jumps to it."""
+    return (
+        f'<article id="{here}" class="card {classes}" tabindex="-1" aria-labelledby="{here}-h">'
+        '<div class="head">'
+    )
+
+
+def _impact(entry: Verdict | Finding) -> str:
+    return "" if entry.impact == _NO_HARM else f"<p>{esc(entry.impact)}</p>"
+
+
+def _of_several(target: TargetView) -> str:
+    """Of which target something is, where there are several."""
+    return f" of <bdi>{esc(target.name)}</bdi>" if target.name else ""
 
 
 def _overview(
@@ -283,7 +374,9 @@ def _overview(
     yield "</tr></thead><tbody>"
     for name, engine in engines.items():
         of_target = f"target={esc(_quoted(target.name))}&amp;" if target.name else ""
-        link = f"#{_id(target, engine)}" if name in shown else f"?{of_target}engine={esc(_quoted(name))}"
+        link = (
+            f"#{_engine_id(target, engine)}" if name in shown else f"?{of_target}engine={esc(_quoted(name))}"
+        )
         cells = (_value(engine, signal) for signal, _ in _COLUMNS)
         yield (
             f'<tr><th scope="row"><a href="{link}"><bdi>{esc(name)}</bdi></a></th>'
@@ -301,23 +394,20 @@ def _engine(view: View, index: int, target: TargetView, name: str, engine: Engin
     judgement = engine.judgement
     entry = catalogue.load().verdicts[judgement.verdict]
     old = _old(view, target, engine)
-    here = _id(target, engine)
+    here = _engine_id(target, engine)
     # Where the target's own card says it all, it is not said again.
     told = target.reading is not None and target.reading.judgement.verdict == entry.name != HEALTHY
+    yield _card_start(here, f"engine {judgement.severity.value}{' old' if old else ''}")
     yield (
-        f'<article class="card engine {judgement.severity.value}{" old" if old else ""}" id="{here}"'
-        f' aria-labelledby="{here}-h"><div class="head">'
         f'<h2 id="{here}-h">{badge(judgement.severity)} <span>{title(judgement.verdict)}</span>'
-        f" <small>for {span(view.now - judgement.since)} ·"
-        f" <bdi>{esc(engine.key.model)}</bdi>, engine <bdi>{esc(name)}</bdi></small></h2>"
+        f" <small>for {span(view.now - judgement.since)} · <bdi>{esc(engine.key.model)}</bdi>,"
+        f" engine <bdi>{esc(name)}</bdi>{_of_several(target)}</small></h2>"
     )
-    impact = "" if told else f"<p>{esc(entry.impact)}</p>"
-    yield f'<p class="lead">{esc(entry.summary)}</p>{impact}</div>{old}'
+    yield f'<p class="lead">{esc(entry.summary)}</p>{"" if told else _impact(entry)}</div>{old}'
     yield _tiles(engine)
-    yield '<div class="columns"><div>'
-    if not told:
-        yield from _why(engine, entry)
-    yield from _fixes(engine.advised.fixes)
+    left = [*(() if told else _why(engine, entry)), *_fixes(engine.advised.fixes)]
+    yield f'<div class="columns{"" if left else " one"}"><div>'
+    yield from left
     yield "</div><div>"
     track = target.timeline.tracks.get(name)
     if track is not None:
@@ -351,7 +441,7 @@ def _tiles(engine: EngineReading) -> str:
     seats = engine.limits.number("max_num_seqs")
     tiles = (
         ("KV cache", "kv_usage_ratio", _beside("peak", "kv_usage_max_ratio", known)),
-        ("Running", "requests_running", f"of {seats:.0f} seats" if seats else ""),
+        ("Running", "requests_running", f"of {short('seats', seats)} seats" if seats else ""),
         ("Waiting", "requests_waiting", ""),
         (
             "Preemptions/s",
@@ -375,12 +465,12 @@ def _tiles(engine: EngineReading) -> str:
 
 
 def _beside(word: str, signal: str, known: Mapping[str, float]) -> str:
-    return f"{word} {number(signal, known[signal])}" if signal in known else ""
+    return f"{word} {short(signal, known[signal])}" if signal in known else ""
 
 
 def _value(engine: EngineReading, signal: str) -> str:
     value: float | None = getattr(engine.signals, signal)
-    return "<span class='unknown'>unknown</span>" if value is None else number(signal, value)
+    return _UNKNOWN if value is None else short(signal, value)
 
 
 def _why(engine: EngineReading, entry: Verdict) -> Iterator[str]:
@@ -390,11 +480,12 @@ def _why(engine: EngineReading, entry: Verdict) -> Iterator[str]:
         yield "<table class='evidence'><thead class='unseen'><tr><th scope='col'>Signal</th>"
         yield "<th scope='col'>Value</th><th scope='col'>Threshold</th></tr></thead><tbody>"
         for each in engine.judgement.evidence:
+            yield f'<tr><th scope="row">{label(each.signal)}</th>'
+            if each.note:
+                yield f"<td colspan='2'><b>{esc(each.note)}</b></td></tr>"
+                continue
             limit = "" if each.threshold is None else f"threshold {number(each.signal, each.threshold)}"
-            yield (
-                f'<tr><th scope="row">{label(each.signal)}</th>'
-                f'<td class="n"><b>{number(each.signal, each.value)}</b></td><td>{limit}</td></tr>'
-            )
+            yield f'<td class="n"><b>{number(each.signal, each.value)}</b></td><td>{limit}</td></tr>'
         yield "</tbody></table>"
     yield f"<p>{esc(entry.meaning)}</p>"
     if engine.findings:
@@ -438,7 +529,7 @@ def _fix(advice: Advice) -> str:
         + (copied(advice.flag) if advice.flag else "")
         + f"<p>{esc(fix.action)}</p>"
         + "".join(f"<p class='small'>{note}</p>" for note in notes if note)
-        + f"<p class='small'><b>Risk:</b> {esc(fix.risk)}</p>"
+        + ("" if fix.risk == _NO_HARM else f"<p class='small'><b>Risk:</b> {esc(fix.risk)}</p>")
         + "<details><summary>Effect and conditions"
         + f"<span class='unseen'> of: {esc(fix.title)}</span></summary><dl>"
         + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in more if text)
@@ -453,14 +544,15 @@ def _charts(index: int, target: TargetView, name: str, engine: EngineReading, tr
     seats = engine.limits.number("max_num_seqs")
     yield "<h3>The last ten minutes</h3>"
     yield (
-        f'<div class="charts" data-drawn data-target="{index}" data-engine="{escape(name)}"'
+        f'<div class="charts" data-drawn data-target="{index}" data-url="{escape(target.url)}"'
+        f' data-engine="{escape(name)}"'
         f' data-gap="{1.5 * max_age:g}" data-seats="{seats or ""}" data-tail="{escape(tail)}">'
     )
-    yield "<table><thead><tr><th scope='col'>Signal</th><th scope='col'>least</th>"
-    yield "<th scope='col'>greatest</th></tr></thead><tbody>"
+    yield "<table><thead><tr><th scope='col'>Signal</th><th scope='col' class='n'>least</th>"
+    yield "<th scope='col' class='n'>greatest</th></tr></thead><tbody>"
     for signal, words in _CHARTED:
         if (extent := track.extent(signal)) is not None:
-            cells = "".join(f'<td class="n">{number(signal, round(value, 3))}</td>' for value in extent)
+            cells = "".join(f'<td class="n">{short(signal, round(value, 3))}</td>' for value in extent)
             yield f'<tr><th scope="row">{words}</th>{cells}</tr>'
     yield "</tbody></table></div>"
 
@@ -481,11 +573,12 @@ def _limits(engine: EngineReading) -> Iterator[str]:
     limits, version = engine.limits, ".".join(map(str, engine.version))
     yield f"<details><summary>Known limits and where they come from ({len(limits.facts)})</summary>"
     yield f"<p>vLLM {esc(version)} or newer, by the names it prints.</p>" if version else ""
-    yield "<table><thead><tr><th scope='col'>Limit</th><th scope='col'>Value</th><th scope='col'>Source</th>"
-    yield "</tr></thead><tbody>"
+    yield "<table><thead><tr><th scope='col'>Limit</th><th scope='col' class='n'>Value</th>"
+    yield "<th scope='col'>Source</th></tr></thead><tbody>"
     for name, value in limits.facts.items():
         shown = str(value).lower() if isinstance(value, bool) else value
-        yield f'<tr><th scope="row"><code>{esc(name)}</code></th><td class="n">{esc(shown)}</td>'
+        word = " word" if isinstance(value, str) else ""  # of any length: it may be broken
+        yield f'<tr><th scope="row"><code>{esc(name)}</code></th><td class="n{word}">{esc(shown)}</td>'
         yield f"<td>{esc(limits.source.get(name, ''))}</td></tr>"
     yield "</tbody></table></details>"
     if engine.untrusted or engine.duplicates:
@@ -502,7 +595,7 @@ def _limits(engine: EngineReading) -> Iterator[str]:
 def _numbers(engine: EngineReading) -> Iterator[str]:
     known = engine.signals.known()
     yield f"<details><summary>All numbers ({len(known) + len(engine.saturation)})</summary>"
-    yield "<table><thead><tr><th scope='col'>Signal</th><th scope='col'>Value</th>"
+    yield "<table><thead><tr><th scope='col'>Signal</th><th scope='col' class='n'>Value</th>"
     yield "<th scope='col'>What it is</th></tr></thead><tbody>"
     for name, value in known.items():
         yield f'<tr><th scope="row">{label(name)}</th><td class="n">{number(name, value)}</td>'
@@ -522,9 +615,13 @@ def _own(own: Mapping[str, str]) -> Iterator[str]:
         yield "</dl></section>"
 
 
-def _id(target: TargetView, engine: EngineReading) -> str:
-    """An id for anchors that stays the engine's, whatever its name is made of."""
-    whole = f"{target.url}\0{engine.key.model}\0{engine.key.name}"
+def _engine_id(target: TargetView, engine: EngineReading) -> str:
+    return _id(target, engine.key.model, engine.key.name)
+
+
+def _id(target: TargetView, *names: str) -> str:
+    """An id for anchors that stays the same, whatever the names are made of."""
+    whole = "\0".join((target.url, *names))
     return f"e{zlib.crc32(whole.encode('utf-8', 'replace')):08x}"
 
 

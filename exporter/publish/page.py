@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 
 from exporter import __version__
 from exporter.publish.fragments import clock_time, esc
-from exporter.publish.markup import TargetView, View, body, headline, shown_targets
+from exporter.publish.markup import TargetView, View, body, headline, shown_engines, shown_targets
 from exporter.publish.own import OwnMetrics
 from exporter.publish.terminal import number
 from exporter.publish.timeline import COLUMNS, SECONDS
@@ -84,7 +84,7 @@ class Page:
         return self._cached("html", (engine, target), self._html)
 
     def history(self, engine: str | None = None, target: str | None = None) -> Answer:
-        """The last ten minutes as JSON, of what the page shows: of one engine, or of all."""
+        """The last ten minutes as JSON of the engines that the page shows in full."""
         return self._cached("history", (engine, target), _history)
 
     def _cached(self, kind: str, chosen: Chosen, make: Callable[[View, Chosen], Answer]) -> Answer:
@@ -107,10 +107,11 @@ class Page:
         return answer
 
     def _html(self, view: View, chosen: Chosen) -> Answer:
-        said = headline(view)
+        said, main = headline(view), body(view, *chosen)
         text = _template().substitute(
             title=esc(said),
             headline=esc(said),
+            first=_first_card(main),
             assets=assets()[1],
             run=self._run,
             version=esc(__version__),
@@ -118,9 +119,14 @@ class Page:
             now=" ".join(f"{view.now - _start(view, target):.1f}" for target in view.targets),
             clock=f"{view.wall:.1f}",
             every=f"{self._every:g}",
-            main=body(view, *chosen),
+            main=main,
         )
         return Answer(text.encode("utf-8", "replace"), "text/html; charset=utf-8")
+
+
+def _first_card(main: str) -> str:
+    """The id of the first card, for whoever skips all that stands before it."""
+    return main.partition('<article id="')[2].partition('"')[0] or "main"
 
 
 def _known(view: View, chosen: Chosen) -> Chosen:
@@ -140,7 +146,7 @@ def _known(view: View, chosen: Chosen) -> Chosen:
 def _history(view: View, chosen: Chosen) -> Answer:
     """Columns by engine; times in seconds since ``start``, which is in unix seconds.
 
-    A target that the page does not show in full has no columns: of hundreds that would be seconds' work.
+    What the page does not show in full has no columns: of hundreds that would be seconds' work.
     """
     engine, name = chosen
     full = shown_targets(view, name)
@@ -149,9 +155,7 @@ def _history(view: View, chosen: Chosen) -> Answer:
             "url": target.url,
             "start": round(view.wall - view.now + _start(view, target), 3),
             "now": round(view.now - _start(view, target), 3),
-            "engines": target.timeline.as_object(None if engine is None else (engine,))
-            if index in full
-            else {},
+            "engines": target.timeline.as_object(shown_engines(target, engine) if index in full else ()),
         }
         for index, target in enumerate(view.targets)
     ]

@@ -124,7 +124,8 @@ def _advice_details(advice: Advice) -> Iterator[str]:
     for text in (advice.note, advice.missing and f"No number: {advice.missing}."):
         if text:
             yield f"     {text}"
-    yield f"     Risk: {fix.risk}"
+    if fix.risk != "None.":
+        yield f"     Risk: {fix.risk}"
 
 
 def _todo(actions: tuple[str, ...]) -> Iterator[str]:

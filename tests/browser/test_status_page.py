@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import bodies
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from shown import Shown, wearing
+from shown import Shown, several, wearing
 from stage import Stage
 
 from exporter.analysis import catalogue
@@ -99,10 +100,23 @@ def quick(monkeypatch):
 
 
 @contextlib.contextmanager
-def opened(browser: Browser, base: str, path: str = "/", *, wanted: str = ".chart > svg .curve", **how):
-    """A page that has been drawn; at the end nothing was complained of, and no request left the host."""
+def opened(
+    browser: Browser,
+    base: str,
+    path: str = "/",
+    *,
+    wanted: str = ".chart > svg .curve",
+    clock: bool = False,
+    **how,
+):
+    """A page that has been drawn; at the end nothing was complained of, and no request left the host.
+
+    With `clock` its time is the test's to move.
+    """
     context = browser.new_context(**how)
     page = context.new_page()
+    if clock:
+        page.clock.install()
     seen = SimpleNamespace(console=[], requests=[], lost=False)
     page.on("console", lambda message: seen.console.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda problem: seen.console.append(f"error: {problem}"))
@@ -174,7 +188,8 @@ def test_every_verdict_can_be_seen(browser, verdict):
             card = page.locator(".card").filter(has=page.locator(".lead", has_text=entry.summary)).first
             expect(card.locator(".lead")).to_be_visible()
             expect(card.locator("h2 .badge")).to_be_visible()
-            expect(card).to_contain_text(entry.impact)
+            if entry.impact != "None.":
+                expect(card).to_contain_text(entry.impact)
             assert overhang(page) <= 0
             if readings[-1].engines:
                 page.wait_for_selector(".chart > svg .curve", state="attached")
@@ -240,12 +255,12 @@ def test_a_page_that_slept_has_no_hole_in_its_charts(browser):
 def test_an_engine_that_comes_later_is_drawn_too(browser):
     """And one that goes is gone."""
     stage = Stage(engines=("0", "1"))
-    stage.play(20, {"0": {"running": 2, "kv": 0.2, "tokens": 50}})
+    asleep = functools.partial(wearing, verdict="sleeping")  # of engines that are well only one is shown
     with Shown() as shown:
-        shown.play(stage.readings)
+        shown.play(map(asleep, stage.play(20, {"0": {"running": 2, "kv": 0.2, "tokens": 50}})))
         with opened(browser, shown.base) as page:
             expect(page.locator(".engine")).to_have_count(1)
-            shown.play(stage.play(10, running=2, kv=0.3, tokens=50))
+            shown.play(map(asleep, stage.play(10, running=2, kv=0.3, tokens=50)))
             expect(page.locator(".engine")).to_have_count(2)
             expect(page.locator(".chart > svg .curve.filled")).to_have_count(6)
             shown.show(Stage().play(5, running=1, kv=0.1)[-1])
@@ -276,12 +291,80 @@ def test_a_page_without_its_exporter_says_that_it_is_old(browser):
             page.seen.lost = True
             expect(page.locator("#lost")).to_be_hidden()
             page.route("**/*", lambda route: route.abort())
-            expect(page.locator("#lost")).to_contain_text("Old: the exporter does not answer.")
+            expect(page.locator("#lost")).to_have_text("Old: the exporter does not answer.")
+            expect(page).to_have_title("Old: Critical: Preemption thrash, demo-7b engine 0")
             assert "lost" in page.evaluate("document.body.className")
             expect(page.locator(".lead")).to_be_visible()
             page.unroute("**/*")
             expect(page.locator("#lost")).to_be_hidden()
+            expect(page).to_have_title("Critical: Preemption thrash, demo-7b engine 0")
             assert "lost" not in page.evaluate("document.body.className")
+
+
+def test_whoever_listens_is_told_once_that_the_page_is_old(browser):
+    """The seconds that pass are no news: they stand outside of what is read aloud."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base, clock=True) as page:
+            page.seen.lost = True
+            page.route("**/*", lambda route: route.abort())
+            page.clock.run_for(1000)
+            expect(page.locator("#lost")).to_have_text("Old: the exporter does not answer.")
+            page.clock.fast_forward(20_000)
+            expect(page.locator("#since")).to_have_text(re.compile("as it was 2[0-9] s ago"))
+            expect(page.locator("#lost")).to_have_text("Old: the exporter does not answer.")
+            assert page.locator("[role=alert] #since, [aria-live] #since").count() == 0
+
+
+def hide(page: Page, hidden: bool) -> None:
+    """Put its tab behind others, or back in front."""
+    page.evaluate(
+        """hidden => {
+          Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+          document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
+def test_a_tab_that_is_hidden_keeps_its_title_true(browser):
+    """It asks less often, and says so when nobody answers any more."""
+    stage = storm()
+    with Shown() as shown:
+        shown.play(stage.readings[:150])
+        with opened(browser, shown.base, clock=True) as page:
+            page.seen.lost = True
+            hide(page, True)
+            page.clock.run_for(1000)
+            expect(page).to_have_title("No alarm: Healthy")
+            shown.play(stage.readings[150:])
+            with page.expect_response(shown.base + "/"):
+                page.clock.fast_forward(31_000)
+            expect(page).to_have_title("Critical: Preemption thrash, demo-7b engine 0")
+            page.route("**/*", lambda route: route.abort())
+            with page.expect_event("requestfailed"):
+                page.clock.fast_forward(31_000)
+            expect(page).to_have_title("Old: Critical: Preemption thrash, demo-7b engine 0")
+
+
+def test_a_page_that_wakes_is_marked_before_anybody_answers(browser):
+    """What was heard long ago is old, even while the question hangs."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base, clock=True) as page:
+            page.seen.lost = True
+            hide(page, True)
+            page.clock.run_for(1000)
+            page.route("**/*", lambda _: None)  # neither answered nor refused
+            page.clock.fast_forward(20_000)
+            assert "lost" not in page.evaluate("document.body.className")
+            hide(page, False)
+            assert page.title() == "Old: Critical: Preemption thrash, demo-7b engine 0"
+            expect(page.locator("#since")).to_be_visible()
+            expect(page.locator("#lost")).to_be_empty()  # it may answer yet
+            page.unroute("**/*")  # now they are answered
+            expect(page.locator("#since")).to_be_hidden()
+            expect(page).to_have_title("Critical: Preemption thrash, demo-7b engine 0")
 
 
 def test_another_exporter_behind_the_address_is_a_new_page(browser):
@@ -369,7 +452,9 @@ def test_what_is_shown_paler_can_still_be_read(browser, scheme, old):
         with opened(browser, shown.base, color_scheme=scheme) as page:
             page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
             if old == "page":
-                page.evaluate("document.body.classList.add('lost')")
+                page.seen.lost = True
+                page.route("**/*", lambda route: route.abort())
+                page.wait_for_selector("body.lost")
             texts = page.evaluate(FILTERED)
             assert len(texts) > 20
             assert [one for one in texts if one["contrast"] < one["wanted"]] == []
@@ -392,6 +477,180 @@ def test_many_engines_pass_the_checker_too(browser):
             assert overhang(page) <= 0
 
 
+def calm_and_storm():
+    """Two targets, one of them with a long name and nothing the matter."""
+    calm = Stage(cache=CACHE).play(240, running=4, kv=0.3, tokens=100, finished=1)
+    names = [f"vllm-{number}.vllm.inference.svc.cluster.local:8000" for number in range(3)]
+    return several(dict.fromkeys(names, calm) | {"vllm-9:8000": storm().readings})
+
+
+def test_several_targets_pass_the_checker_too(browser):
+    """With names in their headings; and no name is broken letter by letter where there is little room."""
+    with Shown() as shown:
+        shown.show_several(calm_and_storm())
+        with opened(browser, shown.base, **PHONE) as page:
+            assert complaints(page) == []
+            assert overhang(page) <= 0
+            heights = page.locator(".overview tbody tr").evaluate_all(
+                "all => all.map(one => one.offsetHeight)"
+            )
+            assert len(heights) == 4
+            assert max(heights) < 110
+
+
+def test_a_target_that_is_chosen_has_its_history(browser):
+    """Even where others are far worse: its charts are asked for by its name."""
+    with Shown() as shown:
+        shown.show_several(calm_and_storm())
+        path = "/?target=vllm-2.vllm.inference.svc.cluster.local%3A8000"
+        with opened(browser, shown.base, path) as page:
+            expect(page.locator(".engine h2")).to_contain_text("engine 0 of vllm-2.vllm")
+            page.wait_for_function(
+                "() => document.querySelector('.chart .filled[d*=L]').getAttribute('d').split('L')[190]",
+                timeout=5000,
+            )
+            assert len([url for url in page.seen.requests if "history" in url]) == 1
+
+
+def test_charts_stay_those_of_their_target_when_another_one_goes(browser):
+    """Its place in the list changes then, and its past does not."""
+    view = calm_and_storm()
+    with Shown() as shown:
+        shown.show_several(view)
+        with opened(browser, shown.base) as page:
+            chart = page.locator(".target", has_text="vllm-9:8000").locator(".chart > svg").first
+            expect(chart).to_have_attribute("aria-label", re.compile("from 50% to 98%.*over 5 min"))
+            shown.show_several(replace(view, targets=view.targets[2:]))
+            expect(page.locator(".targets tbody tr")).to_have_count(2)
+            shown.show_several(replace(view, targets=view.targets[3:]))
+            expect(page.locator(".targets tbody tr")).to_have_count(1)
+            expect(chart).to_have_attribute("aria-label", re.compile("from 50% to 98%.*over 5 min"))
+
+
+def wild():
+    """An engine with numbers longer than anybody expects."""
+    return Stage(cache=CACHE).play(
+        60, running=1_229_999_964, waiting=10_000, kv=0.5, tokens=3e6, finished=0.0117, preemptions=0.0117
+    )
+
+
+@pytest.mark.parametrize("scene", [wild, lambda: storm().readings], ids=["wild", "storm"])
+def test_no_number_is_broken_in_two_lines(browser, scene):
+    """On a phone, wherever numbers and thresholds stand."""
+    with Shown() as shown:
+        shown.play(scene())
+        with opened(browser, shown.base, **PHONE) as page:
+            page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+            broken = page.evaluate("""() => {
+              const all = document.querySelectorAll("td.n, .evidence td, .tiles dd, .chart i, .tick");
+              return [...all].filter(one => {
+                const range = document.createRange();
+                range.selectNodeContents(one);
+                return new Set([...range.getClientRects()].map(({ top }) => Math.round(top / 8))).size > 1;
+              }).map(one => one.textContent);
+            }""")
+            assert broken == []
+            assert overhang(page) <= 0
+
+
+def test_great_numbers_do_not_stick_out_of_their_charts(browser):
+    """Millions and thousands of millions have a letter."""
+    with Shown() as shown:
+        shown.play(wild())
+        with opened(browser, shown.base, **PHONE) as page:
+            expect(page.locator(".chart").nth(2).locator("i").first).to_have_text("1.23G")
+            expect(page.locator(".chart").nth(3).locator("i").first).to_have_text("3M")
+            left = page.locator(".charts").evaluate("one => one.getBoundingClientRect().left")
+            ticks = page.locator(".tick").evaluate_all(
+                "all => all.map(one => one.getBoundingClientRect().left)"
+            )
+            assert min(ticks) >= left
+
+
+def test_nothing_that_is_hidden_can_be_seen(browser):
+    """A limit that is not known is not shown as 0."""
+    with Shown() as shown:
+        shown.play(Stage(cache=CACHE).play(30, running=4, kv=0.4, tokens=100, finished=1))
+        with opened(browser, shown.base) as page:
+            assert page.locator("[hidden]").count() > 0
+            assert page.locator("[hidden]:visible").count() == 0
+            expect(page.locator(".chart").nth(2)).not_to_contain_text("seats 0", use_inner_text=True)
+
+
+def test_an_engine_that_is_gone_is_as_wide_as_its_card(browser):
+    """What is said by the target's card leaves no hole beside the charts."""
+    stage = storm()
+    with Shown() as shown:
+        shown.play([*stage.readings, *stage.fail(30)])
+        with opened(browser, shown.base) as page:
+            widths = page.evaluate(
+                "['.charts', '.tiles'].map(one => document.querySelector(one).getBoundingClientRect().width)"
+            )
+            assert widths[0] == widths[1]
+
+
+def test_no_line_is_drawn_from_one_process_to_the_next(browser):
+    """However short the outage was: what lies in between nobody saw."""
+    stage = Stage(cache=CACHE)
+    stage.play(60, running=20, kv=1.0, tokens=600, finished=1)
+    stage.fail(4)
+    stage.restart()
+    stage.play(20, running=0, kv=0.0, tokens=0)
+    with Shown() as shown:
+        shown.play(stage.readings)
+        with opened(browser, shown.base) as page:
+            curve = page.locator(".chart").first.locator("> svg .curve.filled").get_attribute("d")
+            area = page.locator(".chart").first.locator("> svg .area").get_attribute("d")
+            assert (curve.count("M"), area.count("M")) == (2, 2)
+
+
+def test_a_badge_stands_on_the_line_of_its_text(browser):
+    """And notes stand clear of what is below them."""
+    stage = Stage(engines=("0", "1"))
+    with Shown() as shown:
+        shown.play(stage.play(20, running=1, kv=0.1))
+        with opened(browser, shown.base) as page:
+            # An empty inline block stands on the line of the letters before it.
+            lines = page.evaluate("""() => {
+              const badge = document.querySelector(".overview .badge");
+              return [badge, badge.parentElement].map(one => {
+                const mark = document.createElement("span");
+                mark.style.cssText = "display: inline-block; width: 1px; height: 0";
+                one.append(mark);
+                const { bottom } = mark.getBoundingClientRect();
+                mark.remove();
+                return bottom;
+              });
+            }""")
+            assert abs(lines[0] - lines[1]) < 0.6
+            page.seen.lost = True
+            page.route("**/*", lambda route: route.abort())
+            page.wait_for_selector("body.lost")
+            gap = page.evaluate("""() => document.querySelector("main").getBoundingClientRect().top
+              - document.querySelector(".stale").getBoundingClientRect().bottom""")
+            assert gap >= 8
+        with opened(browser, shown.base, wanted=".lead", java_script_enabled=False) as page:
+            note, main = page.locator(".note").bounding_box(), page.locator("main").bounding_box()
+            assert main["y"] - note["y"] - note["height"] >= 8
+
+
+def test_a_tap_on_a_chart_reads_it(browser):
+    """Until somebody taps elsewhere."""
+    with Shown() as shown:
+        shown.play(storm().readings)
+        with opened(browser, shown.base, **PHONE) as page:
+            chart = page.locator(".chart").first
+            chart.scroll_into_view_if_needed()
+            box = chart.bounding_box()
+            page.touchscreen.tap(box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"])
+            expect(page.locator(".when")).to_have_text(re.compile(r"UTC, \d+ .* ago: Healthy"))
+            expect(page.locator(".cursor")).to_have_count(5)
+            expect(chart.locator("i").first).to_have_text("50%")
+            page.locator(".columns h3").first.tap()
+            expect(page.locator(".cursor")).to_have_count(0)
+            expect(page.locator(".when")).to_be_empty()
+
+
 def test_dark_is_dark(browser):
     """As the system wants it: nobody is blinded at three in the morning."""
     with Shown() as shown:
@@ -410,11 +669,28 @@ def test_the_keyboard_reaches_everything(browser):
             page.keyboard.press("Tab")
             expect(page.locator(".skip")).to_be_focused()
             page.keyboard.press("Enter")
-            assert page.evaluate("document.activeElement.id") == "main"
-            page.locator(".charts").focus()
+            expect(page.locator(".card").first).to_be_focused()
+            slider = page.get_by_role("slider")
+            slider.focus()
+            assert page.locator(".charts").evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
+            expect(slider).to_have_attribute("aria-valuetext", "Now")
             for _ in range(30):
                 page.keyboard.press("ArrowLeft")
-            expect(page.locator(".when")).to_contain_text("UTC")
+            expect(page.locator(".when")).to_have_text("15:08:09 UTC, 3 min ago: Healthy")
+            expect(slider).to_have_attribute("aria-valuenow", "-150")
+            expect(slider).to_have_attribute(
+                "aria-valuetext",
+                "15:08:09: Healthy, KV 50%, KV peak 50%, preemptions per second 0, inferred 0, running 20,"
+                " waiting 0, tokens per second 600, usual 600",
+            )
+            assert complaints(page) == []
+            page.keyboard.press("Home")
+            expect(slider).to_have_attribute("aria-valuenow", "-300")
+            expect(slider).to_have_attribute("aria-valuetext", re.compile("Unknown, KV unknown"))
+            page.keyboard.press("End")
+            expect(slider).to_have_attribute("aria-valuetext", "Now")
+            for _ in range(30):
+                page.keyboard.press("ArrowLeft")
             expect(page.locator(".chart > svg .cursor")).to_have_count(5)
             expect(page.locator(".chart").first.locator("i").first).to_have_text("50%")
             page.keyboard.press("Escape")

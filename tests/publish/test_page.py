@@ -11,7 +11,7 @@ import bodies
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from running import ANYWHERE, FAST, Command, Upstream, until
-from shown import URL, Shown, wearing
+from shown import URL, Shown, several, wearing
 from stage import Stage, engine_of
 
 from exporter.analysis import catalogue
@@ -104,14 +104,16 @@ def test_every_verdict_is_shown_with_all_that_the_catalogue_says_of_it(verdict):
     """Sentence, meaning, impact, severity in a word, ranked fixes with flags, and what will not help."""
     entry = TABLE.verdicts[verdict]
     shown = document(wearing(calm(), verdict))
-    for words in (entry.summary, entry.meaning, entry.impact, *entry.not_help.values()):
+    impact = () if entry.impact == "None." else (entry.impact,)
+    for words in (entry.summary, entry.meaning, *impact, *entry.not_help.values()):
         assert " ".join(words.split()) in shown.text
     for check in entry.confirm:
         assert " ".join(check.text.split()) in shown.text
     for name in entry.fixes:
         fix = TABLE.fixes[name]
+        risk = () if fix.risk == "None." else (fix.risk,)
         assert all(
-            " ".join(words.split()) in shown.text for words in (fix.title, fix.action, fix.effect, fix.risk)
+            " ".join(words.split()) in shown.text for words in (fix.title, fix.action, fix.effect, *risk)
         )
         assert fix.flag is None or fix.flag_with(None) in shown.inside["code"]
     word = {"none": "No alarm"}.get(entry.severity.value, entry.severity.value.capitalize())
@@ -188,6 +190,67 @@ def test_what_an_advice_lacks_and_assumes_is_said():
     for words in ("not enough alone", "gain 1.50x", "Of the last minute.", "No number: needs lengths."):
         assert words in text
     assert "Computed from KV capacity tokens 1234" in text
+
+
+def test_what_is_no_number_yet_cannot_be_copied():
+    """Whoever pastes a placeholder at night does not look at it again."""
+    shown = document(wearing(calm(), "preemption_thrash"))
+    flags = {TABLE.fixes[name].flag for name in TABLE.verdicts["preemption_thrash"].fixes} - {None}
+    copied = {attrs["aria-label"].removeprefix("Copy ") for tag, attrs in shown.tags if tag == "button"}
+    assert copied & set(shown.inside["code"]) >= {flag for flag in flags if "{value}" not in flag}
+    assert "--max-num-seqs VALUE" in shown.inside["code"]
+    assert not [words for words in copied if "VALUE" in words]
+
+
+def test_of_nothing_nothing_is_said():
+    """No impact and no risk are no sentences."""
+    text = document(wearing(calm(), "healthy")).text
+    assert "None." not in text
+    harmless = next(fix for fix in TABLE.fixes.values() if fix.risk == "None.")
+    engines = {
+        key: replace(one, advised=Advised((Advice(harmless.name),))) for key, one in calm().engines.items()
+    }
+    advised = document(replace(calm(), engines=engines)).text
+    assert harmless.action in advised
+    assert "Risk:" not in advised
+
+
+def test_evidence_that_is_no_number_is_a_word():
+    """Neither 0 nor a threshold."""
+    reading = Stage(absent=("kv",)).play(30, running=2, tokens=50, finished=1)[-1]
+    evidence = engine_of(reading).judgement.evidence
+    assert [each.note for each in evidence] == ["absent"]
+    assert "KV usage absent " in document(reading).text
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(14.0, "14"), (999_999.0, "999999"), (1e6, "1M"), (1_229_999_964.0, "1.23G"), (999_600_000.0, "1G")],
+)
+def test_large_numbers_are_short_where_there_is_little_room(value, words):
+    """As in the charts; the list of all numbers has every digit."""
+    reading = calm()
+    engines = {
+        key: replace(one, signals=replace(one.signals, requests_waiting=value))
+        for key, one in reading.engines.items()
+    }
+    text = document(replace(reading, engines=engines)).text
+    assert f"Waiting {words} " in text
+    assert f"Requests waiting {value:.0f} " in text
+
+
+def test_heads_stand_over_their_columns():
+    """Over numbers, which end at the right, a head does too."""
+    timeline = Timeline()
+    for reading in (readings := storm()):
+        timeline.add(reading)
+    text = rendered(readings[-1], timeline=timeline)
+    tables = re.findall(r"<thead><tr>(.*?)</tr></thead><tbody>\s*<tr[^>]*>(.*?)</tr>", text, re.DOTALL)
+    assert len(tables) == 3
+    for head, row in tables:
+        heads = re.findall(r"<th scope='col'( class='n')?>", head)
+        cells = re.findall(r"<t[hd](?: scope=\"row\"| class=.small.)?( class=\"n)?", row)
+        assert [bool(one) for one in heads] == [bool(one) for one in cells]
 
 
 def test_unknown_numbers_are_called_unknown():
@@ -278,37 +341,127 @@ def test_a_missing_engine_is_marked_at_once():
 # Many engines
 
 
-def fleet(count: int) -> TargetReading:
-    """Engines of which the last one stalls."""
+def fleet(count: int, *, stalled: int = 1) -> TargetReading:
+    """Engines of which the last ones stall."""
     stage = Stage(engines=[str(number) for number in range(count)])
     well = {"running": 2, "kv": 0.2, "tokens": 90}
-    parts = {str(number): well for number in range(count - 1)}
-    stage.play(100, {**parts, str(count - 1): {"running": 2, "kv": 0.2, "tokens": 0, "steps": 0}})
+    stuck = {"running": 2, "kv": 0.2, "tokens": 0, "steps": 0}
+    stage.play(100, {str(number): well if number < count - stalled else stuck for number in range(count)})
     return stage.readings[-1]
 
 
-def test_the_worst_engines_come_first_and_the_others_are_a_link():
-    """All of them stand in one table."""
-    reading = fleet(IN_FULL + 4)
-    shown = document(reading)
-    articles = [attrs["id"] for tag, attrs in shown.tags if tag == "article"]
-    assert len(articles) == IN_FULL
-    rows = [
-        attrs["href"] for tag, attrs in shown.tags if tag == "a" and attrs["href"].startswith(("#e", "?"))
+def articles(shown: Document) -> list[str]:
+    """The ids of the cards, in their order."""
+    return [attrs["id"] for tag, attrs in shown.tags if tag == "article"]
+
+
+def test_all_engines_stand_in_a_table_the_worst_first_and_then_as_people_count():
+    """Those that are not well are shown in full, and the others are a link."""
+    shown = document(fleet(12, stalled=2))
+    rows = [attrs["href"] for tag, attrs in shown.tags if tag == "a" and attrs["href"][:2] in {"#e", "?e"}]
+    # The first link skips what stands before the first card.
+    assert rows == [f"#{one}" for one in (articles(shown)[0], *articles(shown))] + [
+        f"?engine={number}" for number in range(10)
     ]
-    assert len(rows) == IN_FULL + 4
-    # Names are in the order of letters: the last of twelve is engine 11, the fourth row.
-    assert rows[3] == f"#{articles[0]}"
-    assert rows[-1] == "?engine=9"
-    assert shown.inside["title"][0] == "Critical: Engine stalled, demo-7b engine 11"
+    assert shown.inside["title"][0] == "Critical: Engine stalled, demo-7b engine 10"
+
+
+def test_no_more_than_the_worst_engines_are_shown_in_full():
+    """However many are not well."""
+    assert len(articles(document(fleet(IN_FULL + 4, stalled=IN_FULL + 2)))) == IN_FULL
+
+
+def test_of_engines_that_are_all_well_the_first_is_shown_in_full():
+    """The others would only repeat it."""
+    shown = document(fleet(12, stalled=0))
+    assert len(articles(shown)) == 1
+    assert shown.inside["title"][0] == "No alarm: Healthy"
+    assert [attrs["href"] for tag, attrs in shown.tags if tag == "a" and "?" in attrs["href"]] == [
+        f"?engine={number}" for number in range(1, 12)
+    ]
+
+
+def test_names_are_sorted_as_people_count_whatever_they_are_made_of():
+    """Digits of any kind and number are no reason to fail."""
+    stage = Stage(engines=("10", "9", "\u00b2", "\u0664", "007", "a" + 5000 * "7", ""))
+    rows = re.findall(r'scope="row"><a href="[^"]*"><bdi>(.*?)</bdi>', rendered(stage.play(2, running=1)[-1]))
+    assert [name for name in rows if len(name) == 2 or name == "007"] == ["007", "10"]
+    assert len(rows) == 7
 
 
 def test_one_engine_can_be_chosen():
     """By its name; a name that nobody has changes nothing."""
-    reading = fleet(IN_FULL + 4)
-    chosen = [attrs for tag, attrs in document(reading, engine="9").tags if tag == "article"]
-    assert len(chosen) == 1
-    assert rendered(reading, engine="no such").count("<article") == IN_FULL
+    reading = fleet(12)
+    assert len(articles(document(reading, engine="9"))) == 1
+    assert articles(document(reading, engine="9")) != articles(document(reading))
+    assert articles(document(reading, engine="no such")) == articles(document(reading))
+
+
+# The worst that is said
+
+
+def unequal() -> TargetReading:
+    """A model one of whose engines has far more to do than the other, and both are well."""
+    stage = Stage(engines=("0", "1"))
+    stage.play(
+        90, {"0": {"running": 40, "waiting": 20, "kv": 0.9, "tokens": 500}, "1": {"running": 1, "kv": 0.1}}
+    )
+    return wearing(stage.readings[-1], "healthy")
+
+
+def said(reading: TargetReading) -> str:
+    """What the tab and whoever only listens are told."""
+    shown = document(reading)
+    (told,) = [attrs["data-headline"] for tag, attrs in shown.tags if tag == "main"]
+    assert shown.inside["title"] == [told]
+    return told
+
+
+def test_the_headline_is_a_finding_where_that_is_worse_than_every_verdict():
+    """Of a model, or of the target."""
+    assert said(unequal()) == "Warning: DP imbalance, model demo-7b"
+    stage = Stage(engines=("0", "1"))
+    stage.play(5, running=1, kv=0.1)
+    assert said(wearing(stage.play(1, {"0": {"running": 1}})[-1], "healthy")) == "Warning: Engine missing"
+
+
+@pytest.mark.parametrize(("verdict", "words"), [("sleeping", "Sleeping"), ("kv_full_ok", "KV full ok")])
+def test_the_headline_is_the_engines_verdict_where_all_are_harmless(verdict, words):
+    """That its server is healthy says nothing then."""
+    assert said(wearing(calm(), verdict)) == f"No alarm: {words}, demo-7b engine 0"
+
+
+def test_the_headline_of_a_reading_that_is_old_says_so():
+    """As the page does."""
+    assert document(calm(), late=60.0).inside["title"] == ["Old: No alarm: Healthy"]
+
+
+def test_of_several_targets_the_name_stands_beside_everything_that_is_said():
+    """In the headline, in headings, and a finding of a model counts in the table."""
+    down = Stage().fail(1)
+    view = several(
+        {
+            "a:1": [calm()],
+            "b:10": [unequal()],
+            "b:9": [wearing(calm(), "preemption_thrash")],
+            "c:1": down,
+            "d:1": [],
+        }
+    )
+
+    def page_of(target=None):
+        return Document(Page(lambda: view, lambda: 0.0).html(None, target).body.decode())
+
+    whole = page_of()
+    assert whole.inside["title"] == ["Critical: Preemption thrash, demo-7b engine 0 of b:9"]
+    rows = "".join(whole.inside["tbody"])
+    assert re.findall(r"[a-d]:\d+(?=pod)", rows) == ["b:9", "b:10", "c:1", "d:1", "a:1"]
+    assert "Warning DP imbalance2" in rows
+    assert "not asked yetunknown" in rows
+    headings = " ".join("".join(whole.inside["h2"]).split())
+    for words in ("demo-7b, engine 0 of b:9", "Model demo-7b of b:10", "demo-7b, engine 0 of b:10"):
+        assert words in headings
+    assert "Target c:1" in "".join(page_of("c:1").inside["h2"])
 
 
 # Harmless
@@ -423,7 +576,19 @@ def test_the_history_of_one_engine_can_be_asked_for():
     with Shown() as shown:
         shown.play(Stage(engines=("0", "1")).play(5, running=3, kv=0.5))
         assert set(json.loads(shown.get("/api/v1/history?engine=1"))["targets"][0]["engines"]) == {"1"}
-        assert set(json.loads(shown.get("/api/v1/history?engine=x"))["targets"][0]["engines"]) == {"0", "1"}
+        assert set(json.loads(shown.get("/api/v1/history?engine=x"))["targets"][0]["engines"]) == {"0"}
+
+
+def test_the_history_is_of_the_engines_that_the_page_shows():
+    """Of the others there is a link, and nothing is drawn."""
+    stage = Stage(engines=[str(number) for number in range(16)])
+    well = {"running": 2, "kv": 0.2, "tokens": 90}
+    stage.play(100, {str(n): well | {"tokens": 0, "steps": 0} if n in {3, 12} else well for n in range(16)})
+    with Shown() as shown:
+        shown.play(stage.readings)
+        told = json.loads(shown.get("/api/v1/history"))["targets"][0]["engines"]
+        drawn = re.findall(r'class="charts"[^>]*data-engine="(\d+)"', shown.get("/"))
+    assert list(told) == drawn == ["3", "12"]
 
 
 def counting(seconds_per_view: float = 0.0):

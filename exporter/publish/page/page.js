@@ -9,30 +9,41 @@ const RIGHT = 6;
 const FOOT = 17;
 const SVG = "http://www.w3.org/2000/svg";
 const PATIENCE = 5000;
+const FRESH = 10000; // what was heard longer ago is old, unless the server asks for longer pauses
+const HIDDEN = 30000; // nobody looks, but the title of the tab is read
 
 const percent = (value) => `${(100 * value).toFixed(value < 0.0995 && value > 0 ? 1 : 0)}%`;
-const plain = (value) =>
-  value >= 10000 ? `${(value / 1000).toFixed(value < 100000 ? 1 : 0)}k` : `${+value.toPrecision(value < 100 ? 2 : 4)}`;
+function plain(value) {
+  const short = +value.toPrecision(value < 100 ? 2 : value < 10000 ? 4 : 3);
+  if (short < 10000) return `${short}`;
+  const [unit, sign] = short < 1e6 ? [1e3, "k"] : short < 1e9 ? [1e6, "M"] : [1e9, "G"];
+  return `${short / unit}${sign}`;
+}
 
-// A curve: signal, its name, colour, and how it is drawn, which tells it from its neighbour without colour.
+// A curve: signal, its name when it is read aloud and in its chart, colour, and how it is drawn, which tells it from its neighbour without colour.
 const CHARTS = [
   { title: "KV cache usage", show: percent, most: 1, curves: [
-    { signal: "kv_usage_ratio", name: "usage", colour: "blue", form: "filled" },
-    { signal: "kv_usage_max_ratio", name: "peak of 60 s", colour: "grey", form: "thin" },
+    { signal: "kv_usage_ratio", spoken: "KV", name: "usage", colour: "blue", form: "filled" },
+    { signal: "kv_usage_max_ratio", spoken: "KV peak", name: "peak of 60 s", colour: "grey", form: "thin" },
   ] },
   { title: "Preemptions/s", show: plain, least: 1, curves: [
-    { signal: "preemptions_per_second", name: "counted", colour: "red", form: "filled" },
-    { signal: "preemptions_inferred_per_second", name: "inferred (estimate)", colour: "amber", form: "dots" },
+    { signal: "preemptions_per_second", spoken: "preemptions per second", name: "counted", colour: "red", form: "filled" },
+    { signal: "preemptions_inferred_per_second", spoken: "inferred", name: "inferred (estimate)", colour: "amber", form: "dots" },
   ] },
   { title: "Requests", show: plain, least: 4, limit: "seats", curves: [
-    { signal: "requests_running", name: "running", colour: "blue", form: "line" },
-    { signal: "requests_waiting", name: "waiting", colour: "amber", form: "dash" },
+    { signal: "requests_running", spoken: "running", name: "running", colour: "blue", form: "line" },
+    { signal: "requests_waiting", spoken: "waiting", name: "waiting", colour: "amber", form: "dash" },
   ] },
   { title: "Tokens/s", show: plain, least: 10, curves: [
-    { signal: "generation_tokens_per_second", name: "put out", colour: "green", form: "filled" },
-    { signal: "generation_tokens_per_second_recent", name: "usual here", colour: "grey", form: "thin" },
+    { signal: "generation_tokens_per_second", spoken: "tokens per second", name: "put out", colour: "green", form: "filled" },
+    { signal: "generation_tokens_per_second_recent", spoken: "usual", name: "usual here", colour: "grey", form: "thin" },
   ] },
 ];
+
+function words(name) {
+  const text = name.replaceAll("_", " ").replace(/\b(kv|dp)\b/g, (short) => short.toUpperCase());
+  return text[0].toUpperCase() + text.slice(1);
+}
 
 const main = document.getElementById("main");
 const pasts = new Map(); // target and engine -> the columns of the last ten minutes
@@ -104,12 +115,24 @@ function ask(url, type) {
 }
 
 let heardAt = Date.now();
-let lostTimer = 0;
+let heard = document.title;
+let marking = 0;
 
-function lose() {
+const pause = () => (document.hidden ? HIDDEN : 1000 * Number(main.dataset.every || 2));
+
+// Until there is news: say that all of this is old, and how old. The sentence that is read aloud does not change.
+function mark() {
   document.body.classList.add("lost");
-  const seconds = Math.round((Date.now() - heardAt) / 1000);
-  say("lost", `Old: the exporter does not answer. All of this is as it was ${seconds} s ago.`);
+  document.title = heard.startsWith("Old: ") ? heard : `Old: ${heard}`;
+  say("since", `All of this is as it was ${ago((Date.now() - heardAt) / 1000)}.`);
+  marking ||= setInterval(mark, 1000);
+}
+
+function unmark() {
+  clearInterval(marking);
+  marking = 0;
+  document.body.classList.remove("lost");
+  say("lost", "");
 }
 
 async function refresh() {
@@ -120,18 +143,16 @@ async function refresh() {
     if (page.body.dataset.run !== document.body.dataset.run) return location.reload(); // another exporter
     const said = fresh.dataset.headline;
     if (said !== main.dataset.headline) say("said", said);
-    document.title = page.title;
+    document.title = heard = page.title;
     say("asof", page.getElementById("asof").textContent);
+    document.querySelector(".skip").hash = page.querySelector(".skip").hash;
     morph(main, fresh);
     heardAt = Date.now();
-    clearInterval(lostTimer);
-    lostTimer = 0;
-    document.body.classList.remove("lost");
-    say("lost", "");
+    unmark();
     await update();
   } catch {
-    lose();
-    lostTimer ||= setInterval(lose, 1000);
+    mark();
+    say("lost", "Old: the exporter does not answer.");
   }
   return undefined;
 }
@@ -141,16 +162,17 @@ let busy = false;
 
 async function turn() {
   clearTimeout(waiting);
+  if (!document.hidden && Date.now() - heardAt > Math.max(FRESH, 2 * pause())) mark(); // it slept
   if (busy) return;
   busy = true;
   await refresh();
   busy = false;
-  if (!document.hidden) waiting = setTimeout(turn, 1000 * Number(main.dataset.every || 2));
+  waiting = setTimeout(turn, pause());
 }
 
 // The past.
 
-const keyOf = (place) => `${place.dataset.target} ${place.dataset.engine}`;
+const keyOf = (place) => `${place.dataset.url} ${place.dataset.engine}`;
 
 // Put the newest points behind those that are known; false where some are missing in between.
 function append(key, tail) {
@@ -170,12 +192,13 @@ function append(key, tail) {
   return whole;
 }
 
+// The engines that this very page shows, whichever those are.
 async function fetchPast() {
-  const places = [...document.querySelectorAll(".charts")];
-  const query = places.length === 1 ? `?engine=${encodeURIComponent(places[0].dataset.engine)}` : "";
-  const document_ = await ask(`api/v1/history${query}`, "json");
-  for (const [index, target] of document_.targets.entries())
-    for (const [name, past] of Object.entries(target.engines)) pasts.set(`${index} ${name}`, past);
+  const history = await ask(`api/v1/history${location.search}`, "json");
+  const told = history.targets.flatMap(({ url, engines }) =>
+    Object.entries(engines).map(([name, past]) => [`${url} ${name}`, past]));
+  for (const [key, past] of told) pasts.set(key, past);
+  return new Set(told.map(([key]) => key));
 }
 
 async function update() {
@@ -185,16 +208,22 @@ async function update() {
   for (const place of places) whole = append(keyOf(place), JSON.parse(place.dataset.tail)) && whole;
   places.forEach(draw);
   if (whole) return;
-  await fetchPast();
+  const told = await fetchPast();
   for (const place of places) append(keyOf(place), JSON.parse(place.dataset.tail));
   places.forEach(draw);
+  // An answer that is a little older than the page may lack an engine: with the next news it is asked for again.
+  for (const key of places.map(keyOf)) if (!told.has(key)) pasts.delete(key);
 }
 
 // Charts.
 
 function build(place) {
-  place.replaceChildren();
-  place.tabIndex = 0;
+  // A slider is what gets arrow keys from screen readers too, and what it is set to is read aloud.
+  const slider = html("span", "unseen");
+  slider.tabIndex = 0;
+  for (const [name, value] of Object.entries({ role: "slider", "aria-label": "Moment that the charts show", "aria-valuemax": 0 }))
+    slider.setAttribute(name, value);
+  place.replaceChildren(slider);
   place.setAttribute("role", "group");
   place.setAttribute("aria-label", "Charts. Left and right arrow keys read values at earlier times.");
   const charts = CHARTS.map((chart) => {
@@ -224,12 +253,15 @@ function build(place) {
   const band = svg("svg", { role: "img", height: 40 + FOOT });
   figure.append(caption, band);
   place.append(figure);
-  const state = { charts, band, when, at: null };
+  const state = { charts, band, when, slider, at: null };
   new ResizeObserver(() => draw(place)).observe(place);
-  place.addEventListener("pointermove", (event) => point(place, state, event.clientX - place.getBoundingClientRect().left));
-  place.addEventListener("pointerleave", () => read(place, state, null));
-  place.addEventListener("blur", () => read(place, state, null));
-  place.addEventListener("keydown", (event) => step(place, state, event));
+  for (const kind of ["pointerdown", "pointermove"])
+    place.addEventListener(kind, (event) => point(place, state, event.clientX - place.getBoundingClientRect().left));
+  // A finger that is lifted leaves the moment to be read; one that scrolls the page did not mean it.
+  place.addEventListener("pointerleave", (event) => event.pointerType === "touch" || read(place, state, null));
+  place.addEventListener("pointercancel", () => read(place, state, null));
+  slider.addEventListener("blur", () => read(place, state, null));
+  slider.addEventListener("keydown", (event) => step(place, state, event));
   return state;
 }
 
@@ -239,8 +271,10 @@ function point(place, state, x) {
   read(place, state, t < from || t > to ? null : t);
 }
 
+const STEPS = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -60, End: 60 };
+
 function step(place, state, event) {
-  const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  const way = STEPS[event.key];
   if (event.key === "Escape") read(place, state, null);
   if (!way || !state.frame) return;
   event.preventDefault();
@@ -282,13 +316,28 @@ function draw(place) {
   frame.x = (t) => LEFT + ((Math.max(frame.from, t) - frame.from) / span) * (width - LEFT - RIGHT);
   frame.restarts = past.restarts.filter((t) => t >= frame.from);
   state.frame = frame;
-  const index = past.t.length === 0 ? -1 : state.at === null ? past.t.length - 1 : nearest(past.t, state.at);
-  const fresh = index >= 0 && (state.at !== null || to - past.t[index] <= frame.gap);
-  CHARTS.forEach((chart, number) => drawChart(chart, state.charts[number], past, frame, state.at, fresh ? index : -1, Number(place.dataset.seats)));
+  const moment = state.at ?? to;
+  const near = nearest(past.t, moment);
+  const index = Math.abs(past.t[near] - moment) <= frame.gap ? near : -1; // too far from it nobody looked
+  CHARTS.forEach((chart, number) => drawChart(chart, state.charts[number], past, frame, state.at, index, Number(place.dataset.seats)));
   drawBand(state.band, past, frame, state.at);
-  const back = state.at === null ? 0 : to - state.at;
-  const when = state.at === null ? "" : `${timeOf(clock.wall - back)} UTC, ${ago(back)}`;
-  if (state.when.textContent !== when) state.when.textContent = when;
+  tell(state, past, frame, index);
+}
+
+// The moment that is read, for those who see it and for those who listen; nothing while that is now.
+function tell({ at, when, slider }, past, { to, span }, index) {
+  const back = at === null ? 0 : to - at;
+  const time = timeOf(clock.wall - back);
+  const verdict = words(past.verdicts.findLast(([t]) => t <= at)?.[1] ?? "unknown");
+  const values = CHARTS.flatMap(({ curves, show }) => curves.map(({ signal, spoken }) => {
+    const value = past[signal][index] ?? null;
+    return `${spoken} ${value === null ? "unknown" : show(value)}`;
+  }));
+  const seen = at === null ? "" : `${time} UTC, ${ago(back)}: ${verdict}`;
+  if (when.textContent !== seen) when.textContent = seen;
+  const heard = at === null ? "Now" : `${time}: ${[verdict, ...values].join(", ")}`;
+  for (const [name, value] of Object.entries({ min: -span, now: -Math.round(back), text: heard }))
+    if (slider.getAttribute(`aria-value${name}`) !== `${value}`) slider.setAttribute(`aria-value${name}`, value);
 }
 
 function round(most) {
@@ -349,7 +398,8 @@ function drawCurve({ signal, colour, form }, past, frame, y) {
     const value = values[index];
     if (value === null || t < frame.from) run = null;
     else {
-      if (!run || t - before > frame.gap) runs.push((run = []));
+      // Where nothing was seen for long nothing is drawn, nor from one process to the next.
+      if (!run || t - before > frame.gap || frame.restarts.some((again) => before < again && again <= t)) runs.push((run = []));
       run.push([frame.x(t).toFixed(1), y(value).toFixed(1), value]);
     }
     before = t;
@@ -383,7 +433,7 @@ function drawBand(canvas, past, frame, at) {
     const end = past.verdicts[number + 1]?.[0] ?? frame.to;
     if (end < frame.from) return;
     const [x, right, rise] = [frame.x(t), frame.x(end), RISE[severity]];
-    const name = verdict.replaceAll("_", " ");
+    const name = words(verdict);
     const block = svg("rect", { class: `band ${severity}`, x, y: 38 - rise, width: Math.max(1.5, right - x), height: rise });
     block.append(svg("title", {}, `${name}, ${severity}`));
     parts.push(block);
@@ -426,6 +476,10 @@ async function copy(button) {
 document.addEventListener("click", (event) => {
   const button = event.target instanceof Element && event.target.closest("button.copy");
   if (button) copy(button);
+});
+document.addEventListener("pointerdown", (event) => {
+  for (const place of document.querySelectorAll(".charts"))
+    if (drawn.has(place) && !place.contains(event.target)) read(place, drawn.get(place), null);
 });
 document.addEventListener("visibilitychange", () => document.hidden || turn());
 document.documentElement.classList.add("js");
