@@ -71,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help", "--version")):
         given.insert(0, "serve")
+    if given[0] == "serve" and "--config.check" not in given:  # a check that is broken off found nothing good
+        with loop.signals_at_start():
+            return _run_command(given)
+    return _run_command(given)
+
+
+def _run_command(given: list[str]) -> int:
     # Monitoring reads the status of `check`, where 2 is critical: bad usage proves nothing of the server.
     usage = UNKNOWN if given[0] == "check" else USAGE
     try:
@@ -311,6 +318,7 @@ def _serve(options: argparse.Namespace, config: Config) -> int:
     from exporter import serve  # noqa: PLC0415 (the other commands need no server)
 
     loop.run(serve.run(config, functools.partial(load, flags_given(options), os.environ, _read_text)))
+    loop.ignore_signals()
     return OK
 
 

@@ -57,6 +57,7 @@ class Sidecar:
         self._config = config
         self._load = load
         self._reloading = asyncio.Lock()
+        self._reload: asyncio.Task[tuple[str, ...]] | None = None
         self._own = OwnMetrics(apart=True)
         self._own.reloaded(time.time())
         self._notifier = self._new_notifier(config)
@@ -101,11 +102,13 @@ class Sidecar:
     async def stop(self) -> None:
         """Stop polling, then close the listener: what was known stays readable to the end."""
         self._notifier.close()
-        async with self._reloading:
-            self._load = None
-            await self._fleet.stop()
-            await _ended(self._telling)
-            await _ended(self._settling)
+        self._load = None
+        if self._reload is not None:
+            self._reload.cancel()  # it may be reading where reading hangs
+            await asyncio.wait([self._reload])
+        await self._fleet.stop()
+        await _ended(self._telling)
+        await _ended(self._settling)
         await self._forecasts.stop()
         await self._server.stop()
 
@@ -118,18 +121,23 @@ class Sidecar:
         async with self._reloading:
             if self._load is None:
                 return ("there is nothing to reload",)
-            try:
-                config = await asyncio.get_running_loop().run_in_executor(None, self._load)
-            except ConfigError as problem:
-                self._own.reloaded(None)
-                log.error(  # noqa: TRY400 (the problems say it all)
-                    "configuration is not good, the old one is kept problems=%r", "; ".join(problem.problems)
-                )
-                return problem.problems
-            await self._use(config)
-            self._own.reloaded(time.time())
-            log.info("configuration reloaded targets=%d", len(self._fleet))
-            return ()
+            self._reload = asyncio.create_task(self._read_anew(self._load))
+            await asyncio.wait([self._reload])
+            return ("the exporter is stopping",) if self._reload.cancelled() else self._reload.result()
+
+    async def _read_anew(self, load: Callable[[], Config]) -> tuple[str, ...]:
+        try:
+            config = await asyncio.get_running_loop().run_in_executor(None, load)
+        except ConfigError as problem:
+            self._own.reloaded(None)
+            log.error(  # noqa: TRY400 (the problems say it all)
+                "configuration is not good, the old one is kept problems=%r", "; ".join(problem.problems)
+            )
+            return problem.problems
+        await self._use(config)
+        self._own.reloaded(time.time())
+        log.info("configuration reloaded targets=%d", len(self._fleet))
+        return ()
 
     async def _use(self, config: Config) -> None:
         before, self._config = self._config, config
@@ -258,8 +266,9 @@ async def _keep_settled(fleet: Fleet) -> None:
 async def _ended(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])  # to await it would take our own being cancelled for its
+        if not task.cancelled():
+            task.result()
 
 
 def signalled() -> asyncio.Future[str]:
@@ -286,11 +295,12 @@ async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
     Raises:
         OSError: the address cannot be listened on.
     """
+    sidecar = Sidecar(config, load)  # it may read files: until it is made a signal ends the process at once
     stopped = signalled()
-    sidecar = Sidecar(config, load)
     reloads = _Reloads(sidecar)
     try:
         await sidecar.start()
+        reloads.begin()
         log.info("stopping signal=%s", await stopped)
     finally:
         reloads.close()
@@ -298,12 +308,16 @@ async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
 
 
 class _Reloads:
-    """Reloads at each SIGHUP; those that come while one is under way are one more."""
+    """Reloads at each SIGHUP; those that come while one is under way, or before the start, are one more."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._sidecar = sidecar
         self._due = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._due.set)
+
+    def begin(self) -> None:
+        """Obey, from now on."""
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -314,4 +328,5 @@ class _Reloads:
 
     def close(self) -> None:
         """Reload no more."""
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.error
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 
@@ -312,6 +312,124 @@ def test_an_error_in_a_thread_is_its_callers():
 
     with pytest.raises(FileNotFoundError):
         loop.run(scenario())
+
+
+@contextmanager
+def hanging(path):
+    """A file that is there and never comes to an end; a function that waits until somebody reads it."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    held = []
+
+    def read() -> bool:
+        with suppress(OSError):  # nobody has opened it yet
+            held.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(held)
+
+    yield lambda: until(read, "a reader")
+    for one in held:
+        os.close(one)
+
+
+@contextmanager
+def asking_for_a_reload(command):
+    """A client that has asked and waits for the answer."""
+    with socket.create_connection(("127.0.0.1", int(command.base().rpartition(":")[2]))) as client:
+        client.sendall(b"POST /-/reload HTTP/1.1\r\nHost: x\r\n\r\n")
+        yield client
+
+
+@pytest.mark.parametrize("asked", ["by a signal", "by a request"])
+def test_a_signal_ends_it_while_a_reload_hangs(tmp_path, upstream, asked):
+    """The configuration lies on a mount that does not answer, say."""
+    config = tmp_path / "config.yaml"
+    config.write_text("")
+    more = ("--config.file", str(config), "--web.enable-lifecycle")
+    with serving(tmp_path, upstream, *more) as command, ExitStack() as stack:
+        until(lambda: states(command), "the first poll")
+        read = stack.enter_context(hanging(config))
+        if asked == "by a signal":
+            command.send(signal.SIGHUP)
+            read()
+            check_prompt_end(command)
+        else:
+            client = stack.enter_context(asking_for_a_reload(command))
+            read()
+            check_prompt_end(command)
+            assert b"the exporter is stopping" in client.recv(4096)
+
+
+def test_a_signal_ends_it_while_a_reload_looks_for_targets_in_vain(tmp_path):
+    """The configuration is good; a file that it names does not answer."""
+    config, found = tmp_path / "config.yaml", tmp_path / "targets.yaml"
+    config.write_text("targets: [{url: 'http://127.0.0.1:9'}]")
+    arguments = ("--config.file", str(config), "--web.enable-lifecycle", *ANYWHERE, *FAST)
+    with Command(tmp_path, *arguments) as command, hanging(found) as read:
+        until(lambda: states(command), "the first poll")
+        config.write_text(f"targets_file_sd: [{{files: ['{found}']}}]")
+        with asking_for_a_reload(command):
+            read()
+            check_prompt_end(command)
+
+
+@pytest.mark.parametrize("which", ["--config.file", "--web.config.file"])
+def test_a_signal_ends_it_while_it_reads_its_first_configuration(tmp_path, which):
+    """In vain."""
+    path = tmp_path / "config.yaml"
+    with hanging(path) as read, Command(tmp_path, which, str(path), *ANYWHERE) as command:
+        read()
+
+        def ended() -> bool:
+            # One that comes just before the call that hangs interrupts nothing.
+            command.send(signal.SIGTERM)
+            return command.process.poll() is not None
+
+        until(ended, "its end")
+        assert command.end() == 0
+    assert command.err == ""
+
+
+def while_it_starts(number: signal.Signals) -> str:
+    """A program that is sent a signal while it still loads its modules."""
+    return (
+        "import os, sys\n"
+        "from exporter.cli import main\n"
+        "class Sent:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == 'exporter.serve': os.kill(os.getpid(), {number.value})\n"
+        "sys.meta_path.insert(0, Sent())\n"
+        "sys.exit(main())\n"
+    )
+
+
+def test_a_signal_ends_it_while_it_starts(tmp_path):
+    """Well: a container that is stopped as soon as it was started has not failed."""
+    with Command(tmp_path, *ANYWHERE, script=while_it_starts(signal.SIGTERM)) as command:
+        assert command.end() == 0
+    assert command.err == ""
+
+
+def test_a_reload_does_not_end_it_while_it_starts(tmp_path):
+    """There is nothing to read anew yet."""
+    with Command(tmp_path, *ANYWHERE, script=while_it_starts(signal.SIGHUP)) as command:
+        assert command.base()
+        assert command.stop()[0] == 0
+
+
+def test_more_signals_change_nothing_of_its_end(tmp_path):
+    """It ends by itself, with status 0."""
+    script = (
+        "import atexit, os, signal, sys\n"
+        "from exporter.cli import main\n"
+        "def again():\n"
+        "    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT): os.kill(os.getpid(), number)\n"
+        "atexit.register(again)\n"
+        "sys.exit(main())\n"
+    )
+    with Command(tmp_path, *ANYWHERE, script=script) as command:
+        assert command.base()
+        assert command.stop()[0] == 0
+    assert "Traceback" not in command.err
 
 
 # The sidecar in this process

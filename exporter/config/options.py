@@ -396,7 +396,7 @@ _TAGS = {
 }
 
 
-def read_yaml(text: str, name: str) -> tuple[dict[str, object], list[str]]:
+def read_yaml(text: str, name: str, named: str = "") -> tuple[dict[str, object], list[str]]:
     """Read a YAML mapping as nested dicts, lists, texts and None, strictly.
 
     Scalars stay the text that was written (``0123`` and ``1e3`` are not yet numbers: the option's kind
@@ -405,13 +405,14 @@ def read_yaml(text: str, name: str) -> tuple[dict[str, object], list[str]]:
     Args:
         text: the document.
         name: what to call it in problems that have no key.
+        named: the path of a mapping whose keys are names, which may be more than plain words.
 
     Returns:
         The tree, and the problems. They never repeat a part of the text, which may hold secrets.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        reader = _YamlReader()
+        reader = _YamlReader(named)
         tree = None if root is None else reader.value(root, "")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -441,14 +442,19 @@ def _without_quotes(problem: str) -> str:
     return re.sub(r"(['\"])(.*?)\1", keep, problem, flags=re.DOTALL)
 
 
+def _is_name(node: yaml.Node) -> bool:
+    return node.tag.endswith(":str") and node.value.isprintable() and ":" not in node.value
+
+
 _OPEN = object()  # a node whose value is being read
 
 
 class _YamlReader:
     """Turns nodes into values, and remembers what was wrong."""
 
-    def __init__(self) -> None:
+    def __init__(self, named: str) -> None:
         self.problems: list[str] = []
+        self._named = named
         self._known: dict[int, object] = {}  # each aliased node once: aliases of aliases grow exponentially
 
     def value(self, node: yaml.Node, path: str) -> object:
@@ -474,8 +480,10 @@ class _YamlReader:
         for key_node, value_node in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else ""
             line = key_node.start_mark.line + 1
-            here = f"{path}.{key}" if path else key
-            if not _WORD.fullmatch(key):  # not repeated: it may be half of a secret's line
+            word = _WORD.fullmatch(key)  # else not repeated: it may be half of a secret's line
+            shown = key if word else "(a name)"
+            here = f"{path}.{shown}" if path else shown
+            if not word and not (path and path == self._named and _is_name(key_node)):
                 self._problem(path, key_node, "a key that is not a plain word")
             elif key in values:
                 self.problems.append(f"{here}: duplicated key (lines {lines[key]} and {line})")

@@ -1,26 +1,29 @@
 """Connections of the web server, bounded in number, in time and in what they may send ahead.
 
 aiohttp limits a request's lines, not the time that they take to come: a client that sends half a request
-waits for ever. Here every connection has a deadline at all times, and when too many are open the one that
-has been idle for longest makes room for the next.
+waits for ever. Here every connection has a deadline at all times, from the moment it is accepted: TLS begins
+afterwards, so that a handshake that fails is known at once and one that does not end can be ended. When too
+many are open the one that has been idle for longest makes room for the next.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-__all__ = ["HANDSHAKE_SECONDS", "Connections"]
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["Connections"]
 
 log = logging.getLogger(__name__)
 
 # Some Prometheus servers, a page per person on call: two hundred are far more than ever look at one sidecar.
 MOST_CONNECTIONS: Final = 200
-# A request must be here whole in this time, and a TLS connection must be made.
+# A request must be here whole in this time, and before it a TLS connection must be made in as much.
 REQUEST_SECONDS: Final = 10.0
-HANDSHAKE_SECONDS: Final = 10.0
 # An answer must be taken in this time.
 ANSWER_SECONDS: Final = 30.0
 # Longer than scrapes are apart, so that they find their connection open.
@@ -33,7 +36,11 @@ Protocols = Callable[[], asyncio.Protocol]
 
 
 class Connections:
-    """Makes the protocol of each connection, and ends those that hold the server up."""
+    """Makes the protocol of each connection, and ends those that hold the server up.
+
+    Attributes:
+        context: TLS settings of the connections to come, None for plain ones.
+    """
 
     def __init__(
         self,
@@ -48,25 +55,19 @@ class Connections:
             clock: monotonic seconds.
             most: so many at once.
         """
+        self.context: ssl.SSLContext | None = None
         self._protocols = protocols
         self._clock = clock
         self._most = most
-        self._making: dict[_Connection, float] = {}
         self._open: dict[asyncio.Protocol, _Connection] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._full = False
+        self._closed = False
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of a connection that was just accepted."""
-        now = self._clock()
-        # A failed TLS handshake is told to nobody.
-        late = now - HANDSHAKE_SECONDS - 1.0
-        self._making = {one: since for one, since in self._making.items() if since > late}
-        if len(self._making) + len(self._open) >= self._most and not self._make_room():
-            return _Refused()
-        made = _Connection(self, self._protocols(), self._clock)
-        self._making[made] = now
-        return made
+        return _Connection(self, self._protocols(), self._clock)
 
     @web.middleware
     async def middleware(
@@ -78,6 +79,8 @@ class Connections:
             return await handler(request)
         connection.busy = True
         connection.unread = 0
+        if connection.last:
+            connection.finish()
         try:
             return await handler(request)
         finally:
@@ -90,31 +93,64 @@ class Connections:
         for connection in list(self._open.values()):
             connection.finish()
 
-    def close(self) -> None:
-        """Look after no connection any more."""
+    async def close(self) -> None:
+        """Take no more connections, and look after none any more; handshakes under way are given up."""
+        self._closed = True
+        for connection in list(self._open.values()):
+            if not connection.made:
+                connection.end()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes)
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
 
-    def opened(self, connection: "_Connection") -> None:
-        """Take note of a connection."""
-        self._making.pop(connection, None)
+    def opened(self, connection: "_Connection") -> bool:
+        """Take note of a connection; not of one too many."""
+        if self._closed or (len(self._open) >= self._most and not self._make_room()):
+            return False
         self._open[connection.protocol] = connection
         if self._sweeper is None:
             self._sweep()
+        return True
+
+    def secure(self, connection: "_Connection", plain: asyncio.Transport, context: "ssl.SSLContext") -> None:
+        """Make a connection that was accepted one of TLS."""
+        plain.pause_reading()  # until TLS listens
+        task = asyncio.get_running_loop().create_task(self._handshake(connection, plain, context))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _handshake(
+        self, connection: "_Connection", plain: asyncio.Transport, context: "ssl.SSLContext"
+    ) -> None:
+        secured = None
+        try:
+            if not plain.is_closing():
+                secured = await asyncio.get_running_loop().start_tls(
+                    plain, connection, context, server_side=True, ssl_handshake_timeout=REQUEST_SECONDS
+                )
+        except OSError:
+            pass  # no TLS, a version or a certificate that is refused, or gone: whose fault it is knows it
+        if secured is None:  # lost meanwhile
+            self.lost(connection)
+        else:
+            connection.begin(secured)
 
     def lost(self, connection: "_Connection") -> None:
         """Forget a connection."""
         self._open.pop(connection.protocol, None)
 
     def _make_room(self) -> bool:
+        """End a connection; half of the places are for those that have been answered before."""
         idle = [one for one in self._open.values() if not one.busy]
         if not self._full:
             log.warning("too many connections, ending idle ones most=%d", self._most)
         self._full = True
         if not idle:
             return False
-        victim = min(idle, key=lambda one: one.since)
+        new = [one for one in idle if not one.served]
+        victim = min(new if 2 * len(new) >= self._most else idle, key=lambda one: one.since)
         self.lost(victim)
         victim.end()
         return True
@@ -131,16 +167,24 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to the protocol that serves the connection, and remembers since when it waits."""
+    """Passes everything on to the protocol that serves the connection, and remembers since when it waits.
+
+    Attributes:
+        made: whether the protocol knows of the connection: with TLS once its handshake has ended.
+        last: whether it is to end after its next answer.
+    """
 
     def __init__(self, owner: Connections, protocol: asyncio.Protocol, clock: Callable[[], float]) -> None:
         self.protocol = protocol
+        self.made = False
+        self.last = False
         self.busy = False
         self.served = False
         self.unread = 0
         self.since = clock()
         self._owner = owner
         self._clock = clock
+        self._early = b""
         self._transport: asyncio.Transport | None = None
 
     def late(self, now: float) -> bool:
@@ -153,8 +197,10 @@ class _Connection(asyncio.Protocol):
         return waited > (REQUEST_SECONDS if self.unread or not self.served else IDLE_SECONDS)
 
     def finish(self) -> None:
-        """End the connection, after the answer that is under way."""
-        if self.busy and isinstance(self.protocol, web.RequestHandler):
+        """End the connection, after the answer that is under way; after its first when it is being made."""
+        if not self.made:
+            self.last = True
+        elif self.busy and isinstance(self.protocol, web.RequestHandler):
             self.protocol.close()
         elif self._transport is not None:
             self._transport.close()
@@ -168,10 +214,27 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 (a stream server makes no other)
         self._transport = transport
         self.since = self._clock()
-        self._owner.opened(self)
+        if not self._owner.opened(self):
+            transport.abort()
+        elif self._owner.context is None:
+            self.begin(transport)
+        else:
+            self._owner.secure(self, transport, self._owner.context)
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Serve the connection over this transport."""
+        self._transport = transport
+        self.since = self._clock()
+        self.made = True
         self.protocol.connection_made(transport)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
+        if not self.made:  # TLS hands over what came with the end of its handshake before that is told
+            self._early += data
+            return
         if not self.unread and not self.busy:
             self.since = self._clock()
         self.unread += len(data)
@@ -181,22 +244,17 @@ class _Connection(asyncio.Protocol):
             self.protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return self.protocol.eof_received()
+        return self.protocol.eof_received() if self.made else None
 
     def pause_writing(self) -> None:
-        self.protocol.pause_writing()
+        if self.made:
+            self.protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        self.protocol.resume_writing()
+        if self.made:
+            self.protocol.resume_writing()
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._owner.lost(self)
-        self.protocol.connection_lost(problem)
-
-
-class _Refused(asyncio.Protocol):
-    """A connection too many."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            transport.abort()
+        if self.made:
+            self.protocol.connection_lost(problem)

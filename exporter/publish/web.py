@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import errno
 import gzip
+import http
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 
-from exporter.publish.connections import HANDSHAKE_SECONDS, Connections
+from exporter.publish.connections import Connections
 from exporter.publish.page import ASSETS, Answer, Page, assets
 from exporter.publish.scrape import Scrape, encoder
 
@@ -145,6 +147,45 @@ async def _add_headers(_request: web.Request, response: web.StreamResponse) -> N
     response.headers.pop("Server", None)
 
 
+class _Handler(web.RequestHandler):
+    """aiohttp's, but silent about requests that make no sense.
+
+    Anybody may send them, before any password is asked for: a line for each would fill the log, and with
+    what stands in them, which may be a secret. Whoever sends them is told.
+    """
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, server: web.Server, headers: Callable[[], Mapping[str, str]]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
+        self._headers = headers
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except ValueError:  # aiohttp 3.14.3 lets through what is said of a bad URL
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            return super().handle_error(request, status, exc, message)
+        # No application sees this answer to its end; aiohttp's own name and version would stand in it.
+        headers = {**_HEADERS, **self._headers(), "Server": "vllm-preemption-exporter"}
+        refusal = web.Response(status=status, text=f"{http.HTTPStatus(status).phrase}\n", headers=headers)
+        refusal.force_close()
+        return refusal
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
+
 class WebServer:
     """Serves an application until it is stopped."""
 
@@ -186,7 +227,9 @@ class WebServer:
             why = str(problem.strerror or problem).partition(" (while")[0].lower()
             raise OSError(problem.errno, f"cannot listen on {where}: {why}") from problem
         await self._runner.setup()
-        await self._open()
+        if self._guard is not None:
+            self._connections.context = self._guard.context
+        self._door = await asyncio.get_running_loop().create_server(self._connections, sock=listener)
         if self._guard is not None:
             self._watching = asyncio.create_task(self._watch(self._guard))
         host, port = listener.getsockname()[:2]
@@ -201,46 +244,37 @@ class WebServer:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
+        if self._guard is not None:
+            self._guard.close()
         if self._door is not None:
             self._door.close()
         if self._listener is not None:
             self._listener.close()
+        await self._connections.close()
         server = self._runner.server
         transports = [handler.transport for handler in server.connections] if server else []
         await self._runner.cleanup()
         for transport in transports:
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()
-        self._connections.close()
-
-    async def _open(self) -> None:
-        """Accept connections, from now on with the TLS settings of now."""
-        assert self._listener is not None  # noqa: S101 (it listens)
-        context = self._guard.context if self._guard is not None else None
-        before, self._door = (
-            self._door,
-            await asyncio.get_running_loop().create_server(
-                self._connections,
-                sock=self._listener.dup(),  # no connection is lost between the old settings and the new
-                ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if context is not None else None,
-            ),
-        )
-        if before is not None:
-            before.close()
-            self._connections.finish()
+        if self._guard is not None:
+            await self._guard.ended()
 
     def _protocol(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None  # noqa: S101 (it was set up before it listens)
-        return server()
+        return _Handler(server, self._extra_headers)
+
+    def _extra_headers(self) -> Mapping[str, str]:
+        return self._guard.extra if self._guard is not None else {}
 
     async def _watch(self, guard: "Guard") -> None:
         """Use a web configuration that has changed."""
         while True:
             await asyncio.sleep(guard.seconds)
-            if guard.refresh():
-                await self._open()
+            if await guard.refresh():
+                self._connections.context = guard.context
+                self._connections.finish()
 
 
 def _guard(path: str) -> "Guard":

@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 import ssl
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any, Final
 from aiohttp import web
 
 from exporter.config.options import (
-    BOOLEAN,
     TEXT,
     ConfigError,
     Section,
@@ -33,6 +32,7 @@ from exporter.config.options import (
     option,
     read_section,
     read_yaml,
+    scalar,
     section,
 )
 
@@ -44,11 +44,15 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS: Final = 5.0
 # Passwords that wait for their turn to be hashed; who asks beyond that is told to come again.
 MOST_WAITING: Final = 32
+# Of one address: others have their turn.
+MOST_WAITING_EACH: Final = 8
 # Outcomes remembered, of good and of bad passwords each.
 MOST_REMEMBERED: Final = 128
 # bcrypt looks at no more of a password; its library refuses what is longer.
 _MOST_BYTES: Final = 72
 _MOST_FILE: Final = 1 << 20
+_SHOWN: Final = 80  # characters of a refused value that an error repeats
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 # One step more doubles the time: 16 takes seconds, the largest possible takes days.
 _DEAREST: Final = 16
@@ -56,17 +60,19 @@ _VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLS
 # Go's RequireAnyClientCert is missing: a certificate that nobody verifies proves nothing.
 _CLIENTS: Final = {
     "NoClientCert": ssl.CERT_NONE,
-    "RequestClientCert": ssl.CERT_NONE,  # it is asked for and not looked at
+    "RequestClientCert": ssl.CERT_NONE,  # it would be asked for and not looked at
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-_HEADERS: Final = (
-    "Strict-Transport-Security",
-    "X-Content-Type-Options",
-    "X-Frame-Options",
-    "X-XSS-Protection",
-    "Content-Security-Policy",
-)
+# The headers that may be set, and the values of those that have no others.
+_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "Strict-Transport-Security": (),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-XSS-Protection": (),
+    "Content-Security-Policy": (),
+}
+_USERS_KEY: Final = "basic_auth_users"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Stamp = tuple[tuple[int, int, int] | None, ...]
@@ -74,13 +80,15 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 def _read_users(given: Mapping[str, object]) -> tuple[dict[str, str], list[str]]:
     users, problems = {}, []
-    for name, raw in given.items():
+    for number, (name, raw) in enumerate(given.items(), 1):
+        # What is no plain word may be a line in which a colon is missing, with the password in it.
+        shown = name if _PLAIN.fullmatch(name) else f"(user {number})"
         found = _HASH.fullmatch(raw) if isinstance(raw, str) else None
         if found is None:
             # Not repeated: a plain password is the likeliest slip.
-            problems.append(f"{name}: expected a bcrypt hash such as $2y$10$..., got something else")
+            problems.append(f"{shown}: expected a bcrypt hash such as $2y$10$..., got something else")
         elif int(found[1]) > _DEAREST:
-            problems.append(f"{name}: expected a bcrypt hash of a cost up to {_DEAREST}, got {found[1]}")
+            problems.append(f"{shown}: expected a bcrypt hash of a cost up to {_DEAREST}, got {found[1]}")
         else:
             users[name] = found[0]
     return users, problems
@@ -93,12 +101,25 @@ def _read_headers(given: Mapping[str, object]) -> tuple[dict[str, str], list[str
             problems.append(f"{name}: expected one of {', '.join(_HEADERS)}")
         elif not isinstance(raw, str) or not (raw.isascii() and raw.isprintable()):
             problems.append(f"{name}: expected a printable ASCII text")
+        elif _HEADERS[name] and raw not in _HEADERS[name]:
+            problems.append(f"{name}: expected {' or '.join(_HEADERS[name])}, got {raw[:_SHOWN]!r}")
         else:
             headers[name] = raw
     return headers, problems
 
 
+def _read_switch(text: str) -> bool:
+    try:
+        return {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError from None
+
+
 _USERS: Final = entries("users", "a mapping of names to bcrypt hashes", _read_users, dict)
+# As exporter-toolkit reads it, which takes YAML's older words too.
+_SWITCH: Final = scalar("true|false", "true or false", _read_switch)
 _EXTRA_HEADERS: Final = entries("headers", "a mapping of header names to texts", _read_headers, dict)
 
 
@@ -117,9 +138,11 @@ class TlsServerConfig(Section):
         """Say which good values do not go together."""
         if self != TlsServerConfig() and not (self.cert_file and self.key_file):
             yield "cert_file: expected both cert_file and key_file"
-        verified = _CLIENTS[self.client_auth_type] != ssl.CERT_NONE
-        if verified != bool(self.client_ca_file):
+        # The authorities of the system vouch for everybody.
+        if _CLIENTS[self.client_auth_type] != ssl.CERT_NONE and not self.client_ca_file:
             yield "client_ca_file: expected it together with a client_auth_type that verifies"
+        if self.client_auth_type == "NoClientCert" and self.client_ca_file:
+            yield "client_auth_type: expected one that asks for certificates together with client_ca_file"
         if self.min_version > self.max_version:
             yield "min_version: expected at most max_version"
 
@@ -128,7 +151,7 @@ class TlsServerConfig(Section):
 class HttpServerConfig(Section):
     """Of HTTP itself."""
 
-    http2: bool = option(True, BOOLEAN, "without effect: this server speaks HTTP/1.1")
+    http2: bool = option(True, _SWITCH, "without effect: this server speaks HTTP/1.1")
     headers: Mapping[str, str] = option({}, _EXTRA_HEADERS, "headers of every answer")
 
 
@@ -147,7 +170,7 @@ def read(text: str, name: str) -> WebFile:
     Raises:
         ConfigError: with everything that is wrong in it; no part of a hash or password is repeated.
     """
-    tree, problems = read_yaml(text, name)
+    tree, problems = read_yaml(text, name, named=_USERS_KEY)
     if not problems:
         found: list[str] = []
         file, _ = read_section(WebFile, tree, "", {}, found)
@@ -155,6 +178,9 @@ def read(text: str, name: str) -> WebFile:
     if problems:
         raise ConfigError(problems)
     return file
+
+
+_Loaded = tuple[WebFile, ssl.SSLContext | None, Stamp]
 
 
 class Guard:
@@ -180,21 +206,31 @@ class Guard:
         self._good: OrderedDict[bytes, None] = OrderedDict()
         self._bad: OrderedDict[bytes, None] = OrderedDict()
         self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._waiting: Counter[str | None] = Counter()  # by address
         self._trouble = ""
-        self._load()
+        self._hashing: asyncio.Future[bool] | None = None
+        self._waited: asyncio.Future[bool] | None = None
+        self._closed = False
+        self._use(self._load())
 
-    def refresh(self) -> bool:
+    @property
+    def extra(self) -> Mapping[str, str]:
+        """The file's headers, for every answer."""
+        return self._file.http_server_config.headers
+
+    async def refresh(self) -> bool:
         """Read the files again where one has changed; what cannot be used is logged, and the old stays.
 
         Returns:
             Whether TLS must be offered anew.
         """
-        if self._stamps() == self._stamp:
-            return False
         before = self.context
         try:
-            self._load()
+            # In a thread, for they may lie where reading hangs.
+            loaded = await asyncio.get_running_loop().run_in_executor(None, self._changed)
+            if loaded is None:
+                return False
+            self._use(loaded)
         except ConfigError as problem:
             if str(problem) != self._trouble:
                 log.warning("web configuration cannot be used, the old one stays problem=%r", str(problem))
@@ -204,19 +240,38 @@ class Guard:
         log.info("web configuration read again users=%d", len(self._file.basic_auth_users))
         return before is not None
 
+    def close(self) -> None:
+        """Check no more passwords: whoever waits is told to come again."""
+        self._closed = True
+        if self._waited is not None:
+            self._waited.cancel()
+
+    async def ended(self) -> None:
+        """Wait for the hash that is under way.
+
+        The interpreter breaks threads off when the process ends. Code in C bears that; in bcrypt's, which is
+        Rust, it ends in SIGABRT.
+        """
+        if self._hashing is not None:
+            await asyncio.wait([self._hashing])
+
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answers 401 to whoever gives no name and password of the file, where it has any."""
-        if self._file.basic_auth_users and not await self._known(request.headers.get("Authorization", "")):
+        given = request.headers.get("Authorization", "")
+        if self._file.basic_auth_users and not await self._known(given, request.remote):
             raise web.HTTPUnauthorized(headers={"WWW-Authenticate": 'Basic realm="vllm-preemption-exporter"'})
         return await handler(request)
 
     async def headers(self, _request: web.Request, response: web.StreamResponse) -> None:
         """Puts the file's headers into an answer."""
-        response.headers.update(self._file.http_server_config.headers)
+        response.headers.update(self.extra)
 
-    def _load(self) -> None:
-        stamp = self._stamps()
+    def _changed(self) -> _Loaded | None:
+        return None if self._stamps(self._file) == self._stamp else self._load()
+
+    def _load(self) -> _Loaded:
+        stamp = self._stamps(self._file)
         try:
             with self._path.open("rb") as file:
                 text = file.read(_MOST_FILE).decode()
@@ -224,15 +279,22 @@ class Guard:
             raise _unreadable(str(self._path), error) from error
         except UnicodeDecodeError as error:
             raise ConfigError([f"{self._path}: expected utf-8 text, got something else"]) from error
+        if not text.strip() and self._file != WebFile():
+            # Who writes it in place empties it first; that must let nobody in.
+            raise ConfigError([f"{self._path}: expected what it held before or more, got an empty file"])
         read_file = read(text, str(self._path))
-        if read_file.basic_auth_users:
-            _bcrypt()
         context = self._tls(read_file.tls_server_config)
+        # The files that the new one names; a change between two looks is seen by the next.
+        same = self._named(read_file) == self._named(self._file)
+        return read_file, context, stamp if same else self._stamps(read_file)
+
+    def _use(self, loaded: _Loaded) -> None:
+        file, context, stamp = loaded
+        if file.basic_auth_users:
+            _bcrypt()
         if self._stamp and (context is None) != (self.context is None):
             raise ConfigError([f"{self._path}: tls_server_config: can be switched on and off at start only"])
-        self._file, self.context = read_file, context
-        # The files that the new one names; a change between two looks is seen by the next.
-        self._stamp = stamp if len(stamp) == len(self._named()) else self._stamps()
+        self._file, self.context, self._stamp = file, context, stamp
 
     def _tls(self, config: TlsServerConfig) -> ssl.SSLContext | None:
         if config.cert_file is None:
@@ -255,15 +317,15 @@ class Guard:
         """A path of the file, which is relative to the file's own folder."""
         return self._path.parent / path
 
-    def _named(self) -> list[Path]:
-        tls = self._file.tls_server_config
+    def _named(self, file: WebFile) -> list[Path]:
+        tls = file.tls_server_config
         named = (tls.cert_file, tls.key_file, tls.client_ca_file)
         return [self._path, *(self._beside(path) for path in named if path)]
 
-    def _stamps(self) -> Stamp:
-        return tuple(map(_stamp, self._named()))
+    def _stamps(self, file: WebFile) -> Stamp:
+        return tuple(map(_stamp, self._named(file)))
 
-    async def _known(self, given: str) -> bool:
+    async def _known(self, given: str, remote: str | None = None) -> bool:
         name, password = _credentials(given)
         if password is None:
             return False
@@ -276,21 +338,34 @@ class Guard:
             return True
         if mark in self._bad:
             return False
-        right = await self._hashes_to(password, hashed) and name in users
+        right = await self._hashes_to(password, hashed, remote) and name in users
         _remember(self._good if right else self._bad, mark)
         return right
 
-    async def _hashes_to(self, password: bytes, hashed: str) -> bool:
+    async def _hashes_to(self, password: bytes, hashed: str, remote: str | None) -> bool:
         """Whether a password has a hash; in a thread, one at a time: each takes a core for a while."""
-        if self._waiting >= MOST_WAITING:
-            raise web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
-        self._waiting += 1
+        if self._waiting.total() >= MOST_WAITING or self._waiting[remote] >= MOST_WAITING_EACH:
+            raise _later()
+        self._waiting[remote] += 1
         try:
             async with self._turn:
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(None, _check, password, hashed.encode())
+                if self._closed:
+                    raise _later()
+                running = asyncio.get_running_loop()
+                self._hashing = running.run_in_executor(None, _check, password, hashed.encode())
+                self._waited = asyncio.shield(self._hashing)
+                await asyncio.wait([self._waited])
+                if self._closed:
+                    raise _later()
+                return self._waited.result()
         finally:
-            self._waiting -= 1
+            self._waiting[remote] -= 1
+            if not self._waiting[remote]:
+                del self._waiting[remote]
+
+
+def _later() -> web.HTTPException:
+    return web.HTTPServiceUnavailable(headers={"Retry-After": "5"})
 
 
 def _check(password: bytes, hashed: bytes) -> bool:

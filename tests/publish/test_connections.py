@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import socket
+import ssl
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
+import trustme
 from prometheus_client import CollectorRegistry
 
 from exporter.publish import connections
@@ -25,8 +27,34 @@ def soon(monkeypatch):
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 
 
+class Tls:
+    """A web configuration with a certificate, and a client that trusts it."""
+
+    def __init__(self, folder):
+        authority = trustme.CA()
+        made = authority.issue_cert("127.0.0.1")
+        made.private_key_pem.write_to_path(str(folder / "key.pem"))
+        made.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+        self.config = folder / "web.yml"
+        self.config.write_text("tls_server_config: {cert_file: cert.pem, key_file: key.pem}")
+        self.client = ssl.create_default_context()
+        authority.configure_trust(self.client)
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """TLS with a certificate of the test's own."""
+    return Tls(tmp_path)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def either(request, tmp_path):
+    """No TLS, and TLS."""
+    return Tls(tmp_path) if request.param == "tls" else None
+
+
 @asynccontextmanager
-async def serving(most=connections.MOST_CONNECTIONS, answer=None):
+async def serving(most=connections.MOST_CONNECTIONS, answer=None, tls=None):
     """A running server and its port; `/big` is answered as the test says."""
 
     async def big(_request):
@@ -34,7 +62,7 @@ async def serving(most=connections.MOST_CONNECTIONS, answer=None):
 
     app = make_app(CollectorRegistry(), dict)
     app.router.add_get("/big", answer or big)
-    server = WebServer(app, "127.0.0.1", 0)
+    server = WebServer(app, "127.0.0.1", 0, str(tls.config) if tls else None)
     server._connections._most = most
     base = await server.start()
     try:
@@ -62,13 +90,52 @@ async def eventually(condition, seconds=3.0):
             await asyncio.sleep(0.01)
 
 
-async def healthy(port):
+async def healthy(port, tls=None):
     """Whether somebody else is answered meanwhile."""
+    connector = aiohttp.TCPConnector(ssl=tls.client) if tls else None
+    async with aiohttp.ClientSession(connector=connector) as client:
+        return await _is_well(client, port, tls)
+
+
+async def _is_well(client, port, tls=None):
+    scheme = "https" if tls else "http"
     async with (
-        aiohttp.ClientSession() as client,
-        client.get(f"http://127.0.0.1:{port}/-/healthy") as answer,
+        asyncio.timeout(3),
+        client.get(f"{scheme}://127.0.0.1:{port}/-/healthy") as answer,
     ):
         return answer.status == 200
+
+
+@asynccontextmanager
+async def scraping(port, tls=None):
+    """Whether one client is answered, always over the connection that it opened first."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.client if tls else None)
+
+    async def scrape():
+        writer.write(REQUEST)
+        async with asyncio.timeout(3):
+            return (await reader.readuntil(b"healthy\n")).startswith(b"HTTP/1.1 200")
+
+    assert await scrape()
+    yield scrape
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@asynccontextmanager
+async def silent(port, count):
+    """Connections over which nothing is ever sent."""
+    clients = []
+    for _ in range(count):
+        client = socket.socket()
+        client.setblocking(False)
+        client.connect_ex(("127.0.0.1", port))
+        clients.append(client)
+        await asyncio.sleep(0)
+    yield clients
+    for client in clients:
+        client.close()
 
 
 def hold(*pieces, pause=0.0):
@@ -229,11 +296,11 @@ async def _text(client, url):
         return await answer.text()
 
 
-def test_a_thousand_clients_at_once_leave_the_server_well():
+def test_a_thousand_clients_at_once_leave_the_server_well(either):
     """Whoever comes and goes; nothing of them is left."""
 
     async def scenario():
-        async with serving(most=50) as (server, port):
+        async with serving(most=50, tls=either) as (server, port):
             opened = []
             for _ in range(1000):
                 client = socket.socket()
@@ -243,10 +310,179 @@ def test_a_thousand_clients_at_once_leave_the_server_well():
                 if len(opened) > 200:
                     opened.pop(0).close()
                 await asyncio.sleep(0)
-            assert await healthy(port)
+            assert await healthy(port, either)
             assert len(server._connections._open) <= 50
             for client in opened:
                 client.close()
             await eventually(lambda: not server._connections._open)
+            assert not server._connections._handshakes
+
+    asyncio.run(scenario())
+
+
+def test_silent_clients_keep_nobody_out(either):
+    """Neither who comes new, nor who has been answered long before all of them came."""
+
+    async def scenario():
+        async with (
+            serving(tls=either) as (server, port),
+            scraping(port, either) as scrape,
+            silent(port, 210),
+        ):
+            await eventually(lambda: len(server._connections._open) == connections.MOST_CONNECTIONS)
+            for _ in range(3):
+                assert await healthy(port, either)
+            assert await scrape()
+            assert len(server._connections._open) <= connections.MOST_CONNECTIONS
+
+    asyncio.run(scenario())
+
+
+def test_answered_clients_make_room_too():
+    """Half of the places are theirs: who holds more of them, and asks nothing, makes room for who comes."""
+
+    async def scenario():
+        async with serving(most=6) as (_, port):
+            kept = []
+            for _ in range(6):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(REQUEST)
+                await reader.readuntil(b"healthy\n")
+                kept.append((reader, writer))
+            async with silent(port, 2):
+                assert await ended(kept[0][0]) == b""
+                assert await ended(kept[1][0]) == b""
+                assert await healthy(port)
+                assert not kept[5][0].at_eof()
+            for _, writer in kept:
+                writer.close()
+
+    asyncio.run(scenario())
+
+
+def test_clients_that_go_at_once_keep_nobody_out(either):
+    """A port scan, a TCP probe: what has gone holds no place, though its handshake was never told to fail."""
+
+    async def scenario():
+        async with serving(tls=either) as (server, port), scraping(port, either) as scrape:
+            for _ in range(200):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+            assert await healthy(port, either)
+            assert await scrape()
+            await eventually(lambda: len(server._connections._open) == 1, seconds=5.0)
+
+    asyncio.run(scenario())
+
+
+# TLS
+
+
+@pytest.mark.parametrize("sent", [REQUEST, b"nonsense" * 100, b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00"])
+def test_a_handshake_that_fails_leaves_at_once(tls, sent):
+    """With all that it held, and without a line."""
+
+    async def scenario():
+        async with serving(tls=tls) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await ended(reader, seconds=5.0)
+            writer.close()
+            await eventually(lambda: not server._connections._open, seconds=5.0)
+            assert not server._connections._handshakes
+            assert await healthy(port, tls)
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_that_does_not_end_is_cut_off(soon, tls, caplog):
+    """After the time that a request may take; others are answered meanwhile."""
+
+    async def scenario():
+        async with serving(tls=tls) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03\x01\x02\x00\x01")
+            assert await healthy(port, tls)
+            assert await ended(reader) == b""
+            writer.close()
+            await eventually(lambda: not server._connections._open)
+            assert not server._connections._handshakes
+
+    asyncio.run(scenario())
+    assert not caplog.records
+
+
+def test_a_client_that_says_nothing_after_its_handshake_is_cut_off(soon, tls):
+    """TLS alone buys no time."""
+
+    async def scenario():
+        async with serving(tls=tls) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls.client)
+            assert await ended(reader) == b""
+            writer.close()
+            await eventually(lambda: not server._connections._open)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tls, version):
+    """In one piece with it: before the server knows that there is a connection."""
+
+    async def scenario():
+        async with serving(tls=tls) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            tls.client.maximum_version = version
+            came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+            spoken = tls.client.wrap_bio(came, goes, server_hostname="127.0.0.1")
+
+            async def pumped(step):
+                while True:
+                    try:
+                        return step()
+                    except ssl.SSLWantReadError:
+                        writer.write(goes.read())
+                        came.write(await reader.read(1 << 16))
+
+            async with asyncio.timeout(3):
+                await pumped(spoken.do_handshake)
+                spoken.write(REQUEST)
+                got = b""
+                while b"healthy\n" not in got:
+                    got += await pumped(lambda: spoken.read(1 << 16))
+            writer.close()
+            return got
+
+    assert asyncio.run(scenario()).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/-/healthy", "/nowhere"])
+def test_a_handshake_begun_under_old_settings_is_good_for_one_answer(tls, path):
+    """Whoever renews a certificate breaks no connection, and none stays for long under what was before."""
+
+    async def scenario():
+        async with serving(tls=tls) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            await eventually(lambda: server._connections._handshakes)
+            server._connections.finish()
+            await writer.start_tls(tls.client, server_hostname="127.0.0.1")
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            got = await ended(reader)
+            writer.close()
+            return got
+
+    assert asyncio.run(scenario()).startswith(b"HTTP/1.1 ")
+
+
+def test_an_end_in_the_middle_of_handshakes_leaves_nothing(tls):
+    """Neither a task nor a connection, and it does not wait for them."""
+
+    async def scenario():
+        async with serving(tls=tls) as (server, port), silent(port, 20):
+            await eventually(lambda: len(server._connections._handshakes) == 20)
+            async with asyncio.timeout(5.0):
+                await server.stop()
+            assert not server._connections._handshakes
+            assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())

@@ -391,3 +391,113 @@ def test_garbage_in_place_of_a_request_is_refused_without_a_word_in_the_log(capl
     with caplog.at_level(logging.INFO):
         assert asyncio.run(scenario()).startswith(b"HTTP/1.0 400")
     assert not caplog.records
+
+
+# Requests that make no sense
+
+SECRET = f"Authorization: Bearer {HIDDEN}"
+MALFORMED = {
+    "no host": f"GET /metrics HTTP/1.1\r\n{SECRET}\r\n\r\n",
+    "two hosts": f"GET /metrics HTTP/1.1\r\nHost: a\r\nHost: b\r\n{SECRET}\r\n\r\n",
+    "a control character": f"GET /metrics HTTP/1.1\r\nHost: x\r\n{SECRET}\x01\r\n\r\n",
+    "a nul": f"GET /metrics HTTP/1.1\r\nHost: x\r\n{SECRET}\0\r\n\r\n",
+    "two lengths": f"GET / HTTP/1.1\r\nHost: x\r\n{SECRET}\r\nContent-Length: 5\r\n"
+    "Transfer-Encoding: chunked\r\n\r\n",
+    "a length of letters": f"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: {HIDDEN}\r\n\r\n",
+    "bad chunks": f"GET / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{HIDDEN}\r\n\r\n",
+    "5,000 headers": f"GET / HTTP/1.1\r\nHost: x\r\n{SECRET}\r\n" + "X: y\r\n" * 5000 + "\r\n",
+    "a long header": f"GET / HTTP/1.1\r\nHost: x\r\n{SECRET}{'y' * 10_000}\r\n\r\n",
+    "1 MB": f"GET /{HIDDEN}{'x' * (1 << 20)} HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no method": f"{HIDDEN}\xff / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "no version": f"GET / {HIDDEN}\r\nHost: x\r\n\r\n",
+    "no url": f"GET http://[{HIDDEN}/ HTTP/1.1\r\nHost: x\r\n\r\n",
+    "letters": f"GET /\xff HTTP/1.1\r\nHost: x\r\n{SECRET}\r\n\r\n",
+    "http 2": f"PRI * HTTP/2.0\r\n\r\nSM\r\n{SECRET}\r\n\r\n",
+    "tls": f"\x16\x03\x01\x02\0\x01\0\x01\xfc{HIDDEN}\r\n\r\n",
+}
+# So much that the connection may be cut off before the answer is read; and what aiohttp 3.14.3 cannot read.
+CUT_OFF = ("1 MB", "no url")
+
+
+async def asked(port: int, *pieces: bytes) -> bytes:
+    """What comes over a connection until it is ended; each piece but the first follows some answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    got = b""
+    async with asyncio.timeout(5):
+        try:
+            for number, piece in enumerate(pieces):
+                if number:
+                    got += await reader.readuntil(b"\r\n\r\n")
+                writer.write(piece)
+            got += await reader.read()
+        except ConnectionError:
+            pass
+    writer.close()
+    return got
+
+
+def answers(*requests: tuple[bytes, ...]) -> list[bytes]:
+    """What a server answers to each, and that it is well afterwards."""
+
+    async def scenario():
+        async with serving(BODY) as client:
+            got = [await asked(client._base_url.port, *pieces) for pieces in requests]
+            async with client.get("/-/healthy") as answer:
+                assert answer.status == 200
+            return got
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_a_request_that_makes_no_sense_is_refused_in_silence(what, caplog):
+    """No part of it is logged, which may be a secret; the answer has our headers and no version."""
+    with caplog.at_level(logging.DEBUG):
+        (answer,) = answers((MALFORMED[what].encode("latin-1"),))
+    assert HIDDEN not in caplog.text
+    assert not [record for record in caplog.records if record.name != "asyncio"]
+    if answer or what not in CUT_OFF:
+        assert answer.startswith(b"HTTP/1.0 400 Bad Request\r\n")
+        head, _, text = answer.decode().partition("\r\n\r\n")
+        assert text == "Bad Request\n"
+        assert "\r\nX-Content-Type-Options: nosniff\r\n" in head
+        assert "\r\nContent-Security-Policy: default-src 'none';" in head
+        assert "\r\nReferrer-Policy: no-referrer\r\n" in head
+        assert "Python" not in head
+        assert "aiohttp" not in head
+
+
+def test_a_body_that_makes_no_sense_is_passed_over_in_silence(caplog):
+    """It comes after the answer, which did not wait for it."""
+    body = f"{HIDDEN} is not compressed".encode()
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with caplog.at_level(logging.DEBUG):
+        (answer,) = answers((head, body))
+    assert answer.startswith(b"HTTP/1.1 405")
+    assert HIDDEN not in caplog.text
+    assert not [record for record in caplog.records if record.name != "asyncio"]
+
+
+def test_a_thousand_of_them_write_no_line(caplog):
+    """Whoever sends them needs no password."""
+    with caplog.at_level(logging.INFO):
+        got = answers(*[(MALFORMED["no host"].encode(),)] * 1000)
+    assert all(answer.startswith(b"HTTP/1.0 400") for answer in got)
+    assert not caplog.records
+
+
+def test_a_fault_of_our_own_is_logged(caplog):
+    """With its trace: it is no request's fault."""
+
+    async def scenario():
+        app = make_app(CollectorRegistry(), lambda: 1 / 0)
+        server = WebServer(app, "127.0.0.1", 0)
+        base = await server.start()
+        try:
+            async with aiohttp.ClientSession() as client, client.get(base + "/api/v1/status") as answer:
+                return answer.status, "Server" in answer.headers
+        finally:
+            await server.stop()
+
+    assert asyncio.run(scenario()) == (500, False)
+    assert "ZeroDivisionError" in caplog.text

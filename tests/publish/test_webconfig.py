@@ -2,8 +2,11 @@
 
 import asyncio
 import base64
+import contextlib
 import logging
+import select
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -85,15 +88,36 @@ def test_everything_that_is_known_is_read():
             "client_ca_file: expected it together with",
         ),
         (
-            "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+            "tls_server_config: {cert_file: a, key_file: b, client_auth_type: VerifyClientCertIfGiven}",
             "client_ca_file: expected it together with",
         ),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, client_ca_file: c}",
+            "client_auth_type: expected one that asks for certificates",
+        ),
         ("http_server_config: {headers: {X-Other: x}}", "headers.X-Other: expected one of"),
+        (
+            "http_server_config: {headers: {X-Frame-Options: DENY}}",
+            "headers.X-Frame-Options: expected deny or sameorigin, got 'DENY'",
+        ),
+        (
+            "http_server_config: {headers: {X-Content-Type-Options: sniff}}",
+            "headers.X-Content-Type-Options: expected nosniff, got 'sniff'",
+        ),
+        ("http_server_config: {http2: maybe}", "http2: expected true or false, got 'maybe'"),
+        ("{}\n---\n{}", "found another document"),
         ("basic_auth_users: {alice: secret-word}", "alice: expected a bcrypt hash such as"),
         (f"basic_auth_users: {{alice: {HASH[:4]}31{HASH[6:]}}}", "of a cost up to 16, got 31"),
         ("basic_auth_users: [alice]", "basic_auth_users: expected a mapping of names"),
         ("basic_auth_users: {a: b", "bad yaml"),
         ("basic_auth_users: {a: x, a: y}", "duplicated key"),
+        ("basic_auth_users: {alice secret-word}", "(user 1): expected a bcrypt hash such as"),
+        ('basic_auth_users: {"secret-word@": x, "secret-word@": y}', "(a name): duplicated key"),
+        ('basic_auth_users: {"secret-word@": !x y}', "(a name): line 1: a tag that is not supported"),
+        ('basic_auth_users: {"alice:secret-word": x}', "line 1: a key that is not a plain word"),
+        ('basic_auth_users: {"secret-word\\n": x}', "line 1: a key that is not a plain word"),
+        ("basic_auth_users: {<<: {alice: x}}", "line 1: a key that is not a plain word"),
+        ('tls_server_config: {"secret word": x}', "line 1: a key that is not a plain word"),
     ],
 )
 def test_a_mistake_is_named(text, problem):
@@ -186,9 +210,9 @@ async def serving(folder, text):
         await server.stop()
 
 
-async def status(base, tls=True, path="/metrics", headers=None):
+async def status(base, tls=True, path="/metrics", headers=None, source=None):
     """The status of one answer over a connection of its own, or how it failed."""
-    connector = aiohttp.TCPConnector(ssl=tls)
+    connector = aiohttp.TCPConnector(ssl=tls, local_addr=source and (source, 0))
     try:
         async with (
             aiohttp.ClientSession(connector=connector, headers=headers) as client,
@@ -197,6 +221,13 @@ async def status(base, tls=True, path="/metrics", headers=None):
             return answer.status
     except aiohttp.ClientConnectionError:  # with TLS 1.3 a refused client certificate is a reset later on
         return "refused"
+
+
+async def eventually(condition):
+    """Wait for a condition."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 (what is waited for sets no event)
+            await asyncio.sleep(0.01)
 
 
 def ask(folder, text, **question):
@@ -277,6 +308,23 @@ def test_headers_of_the_file_are_in_every_answer(tmp_path):
     assert headers["WWW-Authenticate"].startswith("Basic ")
 
 
+def test_headers_of_the_file_are_in_the_answer_to_what_makes_no_sense(tmp_path):
+    """No application sees that one."""
+
+    async def scenario():
+        text = "http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS
+        async with serving(tmp_path, text) as (_, base):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
+            writer.write(b"nonsense\r\n\r\n")
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    answer = asyncio.run(scenario())
+    assert answer.startswith(b"HTTP/1.0 400")
+    assert b"\r\nX-Frame-Options: deny\r\n" in answer
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/-/healthy", "/api/v1/status", "/nowhere"])
 def test_without_a_password_nothing_is_shown(tmp_path, path):
     """Not even whether there is such an address."""
@@ -307,6 +355,14 @@ def test_whoever_is_not_named_is_refused(tmp_path, headers, caplog):
 def test_whoever_is_named_is_let_in(tmp_path):
     """With the right password."""
     assert ask(tmp_path, USERS, headers=ALICE) == 200
+
+
+@pytest.mark.parametrize("name", ["alice@example.com", "a b", "j\u00fcrgen", "", "123", "-"])
+def test_a_user_may_have_any_name(tmp_path, name):
+    """Of printable characters, but for the colon that ends it."""
+    text = f'basic_auth_users: {{"{name}": {HASH}}}'
+    assert ask(tmp_path, text, headers=basic(f"{name}:{PASSWORD}".encode())) == 200
+    assert ask(tmp_path, text, headers=basic(f"{name}x:{PASSWORD}".encode())) == 401
 
 
 def test_a_password_is_hashed_once_and_off_the_event_loop(tmp_path, monkeypatch):
@@ -368,7 +424,64 @@ def test_a_flood_of_passwords_is_told_to_come_again(tmp_path, monkeypatch):
     assert asyncio.run(scenario()) == [401] * 3 + [503] * 5
 
 
+def test_a_flood_from_one_address_leaves_room_for_others(tmp_path, monkeypatch):
+    """Who was never seen before waits for some of the flood's passwords, not for all."""
+    release = threading.Event()
+
+    def slow(password, hashed):
+        assert release.wait(10)
+        return bcrypt.checkpw(password, hashed)
+
+    monkeypatch.setattr(webconfig, "_check", slow)
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (server, base):
+            flood = [
+                asyncio.create_task(status(base, headers=basic(b"alice:%d" % number), source="127.0.0.2"))
+                for number in range(40)
+            ]
+            await eventually(lambda: sum(task.done() for task in flood) == 40 - webconfig.MOST_WAITING_EACH)
+            alice = asyncio.create_task(status(base, headers=ALICE))
+            await eventually(lambda: server._guard._waiting["127.0.0.1"])
+            release.set()
+            return await alice, sorted(await asyncio.gather(*flood)), server._guard._waiting
+
+    alice, flood, waiting = asyncio.run(scenario())
+    assert alice == 200
+    assert flood == [401] * webconfig.MOST_WAITING_EACH + [503] * (40 - webconfig.MOST_WAITING_EACH)
+    assert not waiting
+
+
+def test_whoever_waits_when_it_closes_is_told_to_come_again(tmp_path, monkeypatch):
+    """At once; the hash that is under way ends in its own time, before the server does."""
+    started, release = threading.Event(), threading.Event()
+
+    def slow(_password, _hashed):
+        started.set()
+        assert release.wait(10)
+        return True
+
+    monkeypatch.setattr(webconfig, "_check", slow)
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (server, base):
+            asked = [asyncio.create_task(status(base, headers=basic(b"alice:%d" % n))) for n in range(5)]
+            await eventually(lambda: server._guard._waiting.total() == 5 and started.is_set())
+            server._guard.close()
+            told = await asyncio.gather(*asked)
+            asyncio.get_running_loop().call_later(0.1, release.set)
+        return told, release.is_set()
+
+    assert asyncio.run(scenario()) == ([503] * 5, True)
+
+
 # Changes while it runs
+
+
+def rewrite(folder, text) -> None:
+    """Another configuration, whole from the first moment on: a thread may read it at any time."""
+    (folder / "new.yml").write_text(text)
+    (folder / "new.yml").rename(folder / "web.yml")
 
 
 async def becomes(wanted, ask_again):
@@ -391,7 +504,7 @@ def test_a_user_who_is_struck_out_is_locked_out(tmp_path):
                     return answer.status
 
             assert await alice() == 200
-            (tmp_path / "web.yml").write_text(f"basic_auth_users: {{bob: {bob}}}")
+            rewrite(tmp_path, f"basic_auth_users: {{bob: {bob}}}")
             await becomes(401, alice)
             assert await status(base, headers=basic(b"bob:bob's")) == 200
 
@@ -451,14 +564,14 @@ def test_a_change_that_cannot_be_used_changes_nothing(tmp_path, pki, caplog, bad
 
     async def scenario():
         async with serving(tmp_path, TLS % "" + USERS) as (_, base):
-            (tmp_path / "web.yml").write_text(bad)
+            rewrite(tmp_path, bad)
             async with asyncio.timeout(5):
                 while not caplog.records:  # noqa: ASYNC110 (what is waited for sets no event)
                     await asyncio.sleep(0.02)
             await asyncio.sleep(0.1)
             assert await status(base, tls=pki.client(), headers=ALICE) == 200
             assert await status(base, tls=pki.client()) == 401
-            (tmp_path / "web.yml").write_text(TLS % "")
+            rewrite(tmp_path, TLS % "")
             await becomes(200, lambda: status(base, tls=pki.client()))
 
     with caplog.at_level(logging.WARNING, "exporter"):
@@ -468,7 +581,67 @@ def test_a_change_that_cannot_be_used_changes_nothing(tmp_path, pki, caplog, bad
     assert "plain" not in record.getMessage()
 
 
+def test_a_file_that_is_emptied_lets_nobody_in(tmp_path, caplog):
+    """Who writes it in place empties it first. Users are taken away by a file that says so."""
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (_, base):
+            rewrite(tmp_path, "\n")
+            await eventually(lambda: caplog.records)
+            assert await status(base) == 401
+            assert await status(base, headers=ALICE) == 200
+            rewrite(tmp_path, "basic_auth_users: {}\n")
+            await becomes(200, lambda: status(base))
+
+    with caplog.at_level(logging.WARNING, "exporter"):
+        asyncio.run(scenario())
+    (record,) = caplog.records
+    assert "got an empty file" in record.getMessage()
+
+
+def test_a_file_that_hangs_holds_up_nothing(tmp_path, monkeypatch):
+    """Neither answers nor the end; what was read before stays."""
+    reading, release = threading.Event(), threading.Event()
+    real = webconfig.read
+
+    def read_slowly(text, name):
+        reading.set()
+        assert release.wait(10)
+        return real(text, name)
+
+    async def scenario():
+        async with serving(tmp_path, USERS) as (_, base):
+            monkeypatch.setattr(webconfig, "read", read_slowly)
+            rewrite(tmp_path, "{}")
+            await eventually(reading.is_set)
+            told = await status(base, headers=ALICE), await status(base)
+        release.set()
+        return told
+
+    assert asyncio.run(scenario()) == (200, 401)
+
+
 # The command with it
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_a_signal_ends_the_command_while_passwords_are_hashed(tmp_path, attempt):
+    """With status 0, though the hash is made in a language that bears no daemon thread being cut off."""
+    dear = bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()
+    (tmp_path / "web.yml").write_text(f"basic_auth_users: {{alice: {dear}}}")
+    arguments = ("--target.url", "http://127.0.0.1:9", "--web.config.file", str(tmp_path / "web.yml"))
+    with Command(tmp_path, *arguments, *ANYWHERE) as command, contextlib.ExitStack() as opened:
+        address = ("127.0.0.1", int(command.base().rpartition(":")[2]))
+        clients = [opened.enter_context(socket.create_connection(address)) for _ in range(30)]
+        for number, client in enumerate(clients):
+            given = basic(b"alice:%d-%d" % (attempt, number))["Authorization"]
+            client.sendall(f"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: {given}\r\n\r\n".encode())
+        # One is refused by then, and the others wait: another is being hashed.
+        until(lambda: select.select(clients, [], [], 0)[0], "an answer")
+        code, seconds = command.stop()
+    assert code == 0, command.err
+    assert seconds < 3.0
+    assert "FATAL" not in command.err
 
 
 def test_the_command_serves_with_it(tmp_path, pki):
@@ -495,18 +668,99 @@ def test_the_command_says_what_is_wrong_with_it_and_ends(tmp_path, more):
     assert "Traceback" not in command.err
 
 
+def header(name: str, value: str) -> str:
+    """A file that sets a header."""
+    return f"http_server_config: {{headers: {{{name}: {value}}}}}"
+
+
+def user(name: str) -> str:
+    """A file that names a user."""
+    return f"basic_auth_users: {{{name}: {HASH}}}"
+
+
+TAKEN = [
+    "",
+    "---\n",
+    TLS % "" + USERS,
+    VERIFIED,
+    USERS,
+    TLS % ", min_version: TLS13",
+    TLS % ", client_auth_type: NoClientCert",
+    TLS % ", client_auth_type: RequestClientCert",
+    TLS % ", client_auth_type: RequestClientCert, client_ca_file: ca.pem",
+    TLS % ", client_auth_type: VerifyClientCertIfGiven, client_ca_file: ca.pem",
+    *(f"http_server_config: {{http2: {word}}}" for word in ("false", "true", "yes", "no", "On", "OFF")),
+    *(header("X-Frame-Options", value) for value in ("deny", "sameorigin")),
+    header("X-Content-Type-Options", "nosniff"),
+    header("X-XSS-Protection", "anything"),
+    header("Strict-Transport-Security", "max-age=1"),
+    header("Content-Security-Policy", '""'),
+    *(user(name) for name in ("alice@example.com", '"a b"', "j\u00fcrgen", '""', "123", '"#"')),
+]
+REFUSED = [
+    "- a",
+    "nonsense: 1",
+    TLS % ", nonsense: 1",
+    TLS % ", client_ca_file: ca.pem",
+    TLS % ", client_ca_file: ca.pem, client_auth_type: NoClientCert",
+    TLS % ", client_auth_type: nonsense",
+    TLS % ", min_version: TLS14",
+    "http_server_config: {http2: maybe}",
+    *(header("X-Frame-Options", value) for value in ("DENY", "foo", '""')),
+    *(header("X-Content-Type-Options", value) for value in ("sniff", "NOSNIFF")),
+    header("X-Other", "x"),
+    header("x-frame-options", "deny"),
+    "basic_auth_users: {alice: plain}",
+    f"basic_auth_users: {{alice: {HASH}, alice: {HASH}}}",
+]
+STRICTER = [
+    "{}\n---\n{}",
+    TLS % ", cipher_suites: [TLS_AES_128_GCM_SHA256]",
+    TLS % ", client_auth_type: RequireAnyClientCert",
+    TLS % ", client_auth_type: VerifyClientCertIfGiven",
+    TLS % ", client_auth_type: RequireAndVerifyClientCert",
+    TLS % ", min_version: TLS10",
+    TLS % ", min_version: TLS13, max_version: TLS12",
+    user('"a:b"'),
+    user("alice").replace("$2b$04", "$2b$17"),
+]
+
+
 @pytest.mark.programs
-@pytest.mark.parametrize("text", [TLS % "" + USERS, VERIFIED, USERS, "http_server_config: {http2: false}"])
+@pytest.mark.parametrize("text", TAKEN)
 def test_promtool_takes_what_is_taken_here(tmp_path, pki, text):
     """The format is that of every exporter."""
-    promtool = shutil.which("promtool")
-    assert promtool, "promtool is missing; `.ci/programs` installs it"
     (tmp_path / "web.yml").write_text(text)
     Guard(str(tmp_path / "web.yml"))
-    done = subprocess.run(
-        [promtool, "check", "web-config", str(tmp_path / "web.yml")],
-        capture_output=True,
-        timeout=30,
-        check=False,
-    )
+    done = promtool(tmp_path / "web.yml")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_promtool_refuses_is_refused_here(tmp_path, pki, text):
+    """A file that is checked in a pipeline is good everywhere."""
+    (tmp_path / "web.yml").write_text(text)
+    assert promtool(tmp_path / "web.yml").returncode != 0
+    with pytest.raises(ConfigError):
+        Guard(str(tmp_path / "web.yml"))
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("text", STRICTER)
+def test_what_could_not_be_kept_is_refused_though_promtool_takes_it(tmp_path, pki, text):
+    """As SECURITY.md says."""
+    (tmp_path / "web.yml").write_text(text)
+    done = promtool(tmp_path / "web.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with pytest.raises(ConfigError):
+        Guard(str(tmp_path / "web.yml"))
+
+
+def promtool(path) -> subprocess.CompletedProcess[bytes]:
+    """What Prometheus' own tool says of a file."""
+    program = shutil.which("promtool")
+    assert program, "promtool is missing; `.ci/programs` installs it"
+    return subprocess.run(
+        [program, "check", "web-config", str(path)], capture_output=True, timeout=30, check=False
+    )
