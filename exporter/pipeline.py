@@ -51,7 +51,7 @@ class TargetReading:
         max_age: seconds after which measured values are unknown.
         judgement: the target's own verdict.
         restarts: new server processes seen; one process may be behind several engines.
-        unreadable: lines of known names in this body that could not be read.
+        unreadable: lines of known names in this body that could not be read, or were too long or too many.
         engines: those known, in the order of their keys.
         models: by name.
     """
@@ -145,9 +145,8 @@ class Pipeline:
         if exposition is None:
             for key, engine in self._engines.items():
                 engine.age(t, self._max_age, missing=key in self._missing, answered=body is not None)
-        return self._reading(
-            t, error, answered=body is not None, unreadable=exposition.unreadable if exposition else 0
-        )
+        unreadable = exposition.unreadable + exposition.dropped if exposition else 0
+        return self._reading(t, error, answered=body is not None, unreadable=unreadable)
 
     @property
     def _max_age(self) -> float:

@@ -151,6 +151,26 @@ def test_an_interval_longer_than_five_seconds_stays():
     assert one.interval == 30.0
 
 
+def test_a_server_whose_answers_take_long_to_read_is_asked_every_five_seconds():
+    """Meanwhile nothing else is done: one target's answers are to take no more than a tenth of our time."""
+    one, start = pace(), 0.0
+    for _ in range(JUDGED_POLLS):
+        start = one.after(start, start + 0.01, 0.01, 0.11, good=True)
+    assert one.interval == SLOWEST_SECONDS
+    assert one.hard_to_read
+    for _ in range(JUDGED_POLLS):
+        start = one.after(start, start + 0.01, 0.01, 0.001, good=True)
+    assert one.interval == 1.0
+
+
+def test_reading_and_answering_are_judged_each_for_itself():
+    """A server is not asked less often for what is not its doing, while neither takes too long."""
+    one, start = pace(), 0.0
+    for _ in range(2 * JUDGED_POLLS):
+        start = one.after(start, start + 0.09, 0.09, 0.09, good=True)
+    assert one.interval == 1.0
+
+
 @given(
     interval=st.floats(0.1, 60.0),
     jitter=st.floats(0.0, 1.0),
@@ -285,6 +305,36 @@ def test_a_change_of_pace_is_logged_and_lengthens_how_long_a_reading_holds(lines
     assert ("WARNING", "server answers slowly, polling less often interval=5s") in lines()
     assert [one.reading.max_age for one in world.outcomes][-1] == 15.0
     assert world.asked[-1] - world.asked[-2] == pytest.approx(5.0)
+
+
+def test_answers_that_take_long_to_read_are_asked_for_less_often_and_logged(lines):
+    """Whose fault it is is said; and when it is over."""
+    reads = [0.3] * 12 + [0.001] * 20
+    world = World(*[BODY] * len(reads))
+    pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
+    left = iter(reads)
+
+    def feed(t, body, error):
+        world.now += next(left)
+        return pipeline.feed(t, body, error)
+
+    world.watch(SimpleNamespace(feed=feed, paced=pipeline.paced))
+    assert ("WARNING", "answers take long to read, polling less often interval=5s") in lines()
+    assert lines()[-1] == ("INFO", "answers are read fast again interval=1s")
+    assert world.asked[12] - world.asked[11] == pytest.approx(5.0)
+
+
+def test_lines_that_are_left_out_are_logged_once(lines):
+    """Until a body has none of them: then they are news again."""
+    bad = BODY + b"vllm:num_requests_running 1_0\n" * 3
+    many = BODY + b"vllm:num_requests_running 7\n" * 30_000
+    world = World(BODY, bad, bad, "timeout", bad, BODY, many, many)
+    world.watch()
+    assert [text for level, text in lines() if "left out" in text] == [
+        "lines of known names left out lines=3",
+        "lines of known names left out lines=10004",
+    ]
+    assert [one.reading.unreadable for one in world.outcomes] == [0, 3, 3, 0, 3, 0, 10_004, 10_004]
 
 
 def test_a_server_that_is_fast_again_is_logged(lines):

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from operator import ne
 from typing import Any, Final
 
@@ -65,7 +65,7 @@ class Exposition:
         lora: the adapters in use, where the server has any.
         truncated: the last line had no end and was left out.
         unreadable: lines of known names that could not be read.
-        dropped: samples left out because the body names too many engines.
+        dropped: lines of known names left out: too long, too many of them, or of too many engines.
     """
 
     engines: Mapping[EngineKey, Snapshot]
@@ -107,9 +107,20 @@ def _line_pattern() -> str:
 _FIRST_LINE: Final = re.compile(_line_pattern().encode())
 _OTHER_LINES: Final = re.compile(rb"\n" + _FIRST_LINE.pattern)
 _UNDERSCORE: Final = ord("_")
-_BLANK: Final = ord(" ")
 # Of a larger body the lines are not remembered: a hostile server must not have them kept twice.
 _REMEMBERED_BYTES: Final = 1 << 20
+# So many lines of known names are read of one body, and so many bytes of them: sixteen engines print 1,024
+# lines of 90 kB. What is beyond costs others their polls, and says nothing that a server would say.
+_MOST_LINES: Final = 20_000
+_MOST_BYTES: Final = 2 << 20
+# A body up to this size cannot have more lines, however short their names. A longer line is left out too: to
+# take it apart needs many times its size.
+_SHORTEST_LINE: Final = (
+    min(map(len, names.PREFIXES))
+    + min(len(spelling) for row in names.NAMES for spelling in names.spellings(row))
+    + len("\n ")
+)
+_FEW_BYTES: Final = _MOST_LINES * _SHORTEST_LINE
 _NOT_METRICS: Final = re.compile(rb'\s*+(?:<|\[|\{\s*+(?:\}|"[^"\n]*+"\s*+:))')
 
 
@@ -132,7 +143,7 @@ class Reader:
         if _NOT_METRICS.match(body):
             raise ExpositionError("expected a metrics text, got a web page or JSON")
         end, truncated = _end_of_lines(body)
-        lines = _lines(body, end)
+        lines, beyond = _lines(body, end)
         if not self._page.renew(lines):
             self._turn(_Page.of(lines, remember=end <= _REMEMBERED_BYTES))
         layout, numbers = self._layout, self._page.numbers
@@ -147,7 +158,7 @@ class Reader:
             _newest_state(layout, numbers),
             truncated,
             self._page.unreadable,
-            layout.dropped,
+            layout.dropped + beyond,
         )
 
     def _turn(self, page: "_Page") -> None:
@@ -186,13 +197,30 @@ class Reader:
         )
 
 
-def _lines(body: bytes, end: int) -> list[bytes]:
-    """The lines that begin with a known name, without the blanks before it."""
-    lines = _OTHER_LINES.findall(body, 0, end)
+def _lines(body: bytes, end: int) -> tuple[list[bytes], int]:
+    """The lines that begin with a known name, without the blanks before it; and how many are left out."""
     first = _FIRST_LINE.match(body, 0, end)
+    if end > _FEW_BYTES:
+        others = _OTHER_LINES.finditer(body, 0, end)
+        return _bounded(others if first is None else chain([first], others))
+    lines = _OTHER_LINES.findall(body, 0, end)
     if first:
         lines.insert(0, first[1])
-    return lines
+    return lines, 0
+
+
+def _bounded(matches: Iterable[re.Match[bytes]]) -> tuple[list[bytes], int]:
+    """As many lines as a server may have. One that is too long does not cost those behind it."""
+    lines: list[bytes] = []
+    left, beyond = _MOST_BYTES, 0
+    for match in matches:
+        size = match.end(1) - match.start(1)
+        if size <= min(left, _FEW_BYTES) and len(lines) < _MOST_LINES:
+            left -= size
+            lines.append(match[1])
+        else:
+            beyond += 1
+    return lines, beyond
 
 
 @dataclass(slots=True)
@@ -232,8 +260,9 @@ class _Page:
                 series, value = sample
             page.series.append(series)
             page.numbers.append(value)
-            # What is not known by its text has its value elsewhere: then only the same line is the same.
-            page.heads.append(text + blank if known.get(text) is series else line + b"\n")
+            if remember:
+                # What is not known by its text has its value elsewhere: then only the same line is the same.
+                page.heads.append(text + blank if known.get(text) is series else line + b"\n")
         if remember and not page.unreadable:
             page.lines = lines
         else:
@@ -250,7 +279,7 @@ class _Page:
         numbers = self.numbers.copy()
         for at in compress(range(len(lines)), map(ne, lines, self.lines)):
             number = lines[at].removeprefix(self.heads[at])  # the whole line where it has another series
-            if _UNDERSCORE in number or _BLANK in number:
+            if _UNDERSCORE in number:  # float() would take 1_0
                 return False
             try:
                 numbers[at] = float(number)

@@ -125,18 +125,20 @@ def _engine(key: EngineKey, samples: _Samples, cache: Series | None) -> EngineLa
     gauges = []
     buckets = []
     for reading, found in samples.items():
-        positions = [position for position, _ in found]
+        # A series that stands there twice is one, and the last line of it counts; other ones are added.
+        places = {(series.bound, series.source): position for position, series in found}
+        positions = list(places.values())
         match found[0][1].kind:
             case "buckets":
-                buckets.append((reading, [(series.bound, position) for position, series in found]))
-            case _ if len(found) == 1:
+                buckets.append((reading, [(bound, position) for (bound, _), position in places.items()]))
+            case _ if len(positions) == 1:
                 single.append((reading, positions[0]))
             case "counter":
                 folded.append((reading, sum, positions))
             case "created":
                 folded.append((reading, largest, positions))
             case _:
-                gauges.append((reading, {series.source: position for position, series in found}))
+                gauges.append((reading, {source: position for (_, source), position in places.items()}))
     first = [found[0][1] for found in samples.values()]
     return EngineLayout(
         key,

@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ from exporter.vllm import names
 # A label block ends where its braces close outside quotes. The possessive quantifiers keep the time
 # linear whatever the bytes are.
 _LABEL: Final = re.compile(
-    rb'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]|\\.)*+)"[ \t]*+(,|(?=\}))', re.DOTALL
+    rb'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"[ \t]*+(,|(?=\}))', re.DOTALL
 )
 _NAME: Final = re.compile(rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+(\{)?")
 _END_OF_LABELS: Final = re.compile(rb"[ \t]*+\}")
@@ -90,7 +91,7 @@ class Series:
         reading: our word for the quantity; empty for kinds that have none.
         rank: 0 is the newest name with the usual prefix; the lowest in a body wins.
         key: whose it is; for ``cache`` the model is empty, and the engine too where no label names it.
-        source: the remaining labels, which tell apart processes that report the same reading.
+        source: stands for the remaining labels, which tell apart processes that report the same reading.
         bound: upper bound of a bucket.
         most: the largest value that makes sense; no value may be infinite.
         version: first release that has the name.
@@ -117,6 +118,13 @@ _KNOWN_LEAST: Final = 20_000
 _KNOWN_PER_TARGET: Final = 100  # an engine of vLLM 0.26 prints 64 that matter
 _KNOWN_LIMIT = _KNOWN_LEAST
 _KNOWN_TEXT_LIMIT: Final = 4096
+# Bytes of text for each that may be remembered: 4 MB together. The 64 are of 71 bytes on average.
+_KNOWN_BYTES_EACH: Final = 200
+_known_bytes = 0
+# A line with more labels than this is none of vLLM's, whose longest had 38 in 0.33 and gets more.
+_MOST_LABELS: Final = 128
+# What tells processes apart is kept by its hash where it is longer than this.
+_SOURCE_LIMIT: Final = 64
 
 
 def expect(targets: int) -> None:
@@ -169,10 +177,17 @@ def read_line(line: bytes) -> tuple[Series, float] | None:
     series = _meaning(match[1].decode(), labels)
     # Remembered only where the fast reader's cut, the last blank of the line, is the end of the series.
     if value.start(1) == line.rfind(b" ") + 1 and end <= _KNOWN_TEXT_LIMIT:
-        if len(KNOWN) >= _KNOWN_LIMIT:
-            KNOWN.clear()
-        KNOWN[line[: value.start(1) - 1]] = series
+        _remember(line[: value.start(1) - 1], series)
     return series, number
+
+
+def _remember(text: bytes, series: Series) -> None:
+    global _known_bytes  # noqa: PLW0603 (as `KNOWN` itself is shared by all)
+    size = len(text) + len(series.source)
+    if len(KNOWN) >= _KNOWN_LIMIT or _known_bytes + size > _KNOWN_LIMIT * _KNOWN_BYTES_EACH:
+        KNOWN.clear()
+    _known_bytes = size + (_known_bytes if KNOWN else 0)
+    KNOWN[text] = series
 
 
 def read_number(text: bytes) -> float | None:
@@ -186,14 +201,17 @@ def read_number(text: bytes) -> float | None:
 
 
 def _read_labels(line: bytes, start: int, labels: dict[str, str]) -> int | None:
-    """Fill `labels` from the block that begins at `start`; returns where it ends, None when it is broken."""
+    """Fill `labels` from the block that begins at `start`; returns where it ends.
+
+    None when it is broken, and when it has so many that no server means them.
+    """
     at = start
     while True:
         match = _LABEL.match(line, at)
         if match is None:
             break
         name = match[1].decode()
-        if name in labels:
+        if name in labels or len(labels) == _MOST_LABELS:
             return None
         raw = match[2]
         if b"\\" in raw:
@@ -232,8 +250,9 @@ def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
         if number is None or not (number <= names.LARGEST or number == math.inf):  # NaN is neither
             return IGNORED
         bound = number
-    own = {"model_name", "model", "engine", "ReplicaId", "le", row.label}
-    others = sorted((name, value) for name, value in labels.items() if name not in own)
+    own = {"model_name", "model", "engine", "ReplicaId", row.label}
+    if row.kind == "buckets":
+        own.add("le")
     return Series(
         kind=row.kind,
         reading=row.reading,
@@ -243,11 +262,20 @@ def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
             bounded(labels.get("engine") or "0"),
             bounded(labels.get("ReplicaId", "")),
         ),
-        source=repr(others).encode() if others else b"",
+        source=_source(labels, own),
         bound=bound,
         most=row.most,
         version=names.version_key(row.since),
     )
+
+
+def _source(labels: Mapping[str, str], own: AbstractSet[str]) -> bytes:
+    """What a line's other labels say, in as few bytes as tell it from what others say."""
+    others = sorted((name, value) for name, value in labels.items() if name not in own)
+    if not others:
+        return b""
+    text = repr(others).encode()
+    return text if len(text) <= _SOURCE_LIMIT else hashlib.sha256(text).digest()
 
 
 def _cache_series(labels: Mapping[str, str]) -> Series:

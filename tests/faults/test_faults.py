@@ -1,8 +1,8 @@
 """The fault table: what a server may do to the running program, and what comes of it.
 
 One process of the program goes through all of them. In each: the outcome that is stated here, health and
-page stay there, polling resumes by itself, and in the end every preemption that a body showed was counted
-once. At its very end memory and descriptors are as before.
+page stay there, no counter of any scrape falls, polling resumes by itself, and in the end every preemption
+that a body showed was counted once. At its very end memory and descriptors are as before.
 
 Proven elsewhere, not here: a server that never accepts, TLS handshakes that never end, damaged encodings of
 every kind and random bytes in place of HTTP (tests/vllm/test_client.py), HTML in place of metrics
@@ -11,6 +11,7 @@ every kind and random bytes in place of HTTP (tests/vllm/test_client.py), HTML i
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import bodies
@@ -51,13 +52,29 @@ def cut(server: Hostile) -> bytes:
     return bodies.cut(server.body(), "num_preemptions")
 
 
+def telling(values: Mapping[str, str]) -> Callable[[Hostile], bytes]:
+    """A good body in which lines that begin with a name have another value."""
+
+    def told(server: Hostile) -> bytes:
+        body = server.body()
+        for name, value in values.items():
+            pattern = rb"^(vllm:" + name.encode() + rb".* )\S+$"
+            body, found = re.subn(pattern, rb"\g<1>" + value.encode(), body, flags=re.MULTILINE)
+            assert found == 1
+        return body
+
+    return told
+
+
 def series(count: int) -> bytes:
-    """A body of very many engines."""
-    return b"".join(
-        b'vllm:num_requests_running{engine="%d",model_name="m"} 1\n'
-        b'vllm:num_preemptions_total{engine="%d",model_name="m"} 5\n' % (number, number)
-        for number in range(count)
+    """A body of very many engines, none of them the good one; within the limit of a mebibyte."""
+    made = b"".join(
+        b'vllm:num_requests_running{engine="%d"} 1\nvllm:num_preemptions_total{engine="%d"} 5\n'
+        % (number, number)
+        for number in range(1, count + 1)
     )
+    assert len(made) < MIB
+    return made
 
 
 # Name -> what the server does, and the error that its polls end in.
@@ -78,6 +95,10 @@ FAILING = {
     "an encoding nobody knows": (with_body(b"x", "Content-Encoding: br"), "bad_encoding"),
     "garbage for chunks": (saying(CHUNKED + b"zz\r\nvllm:num_preemptions_total 1e9\r\n"), "bad_encoding"),
     "a length beyond the body": (saying(HEAD + b"Content-Length: 9000\r\n\r\nvllm:x 1\n"), "bad_encoding"),
+    "a length short of the body": (
+        saying(lambda server: HEAD + b"Content-Length: 200\r\n\r\n" + server.body(), keep=True),
+        "protocol",
+    ),
     "a length that is no number": (saying(HEAD + b"Content-Length: many\r\n\r\nx"), "protocol"),
     "what is not HTTP": (saying(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
     "a redirect to itself": (status("301 Moved Permanently", "Location: /metrics"), "redirect"),
@@ -91,31 +112,58 @@ FAILING = {
     "JSON": (with_body(b'{"detail": "Not Found"}'), "unreadable_body"),
 }
 
+UNREADABLE = "vllm_pressure_exporter_unreadable_lines_total"
 # What reads as an answer, hostile as it is: polls succeed, and what it says that is wrong counts nowhere.
+# Name -> what the server does, how many engines there are then, and how many lines at least are left out.
 MISLEADING = {
-    "a length short of the body": saying(
-        lambda server: HEAD + b"Content-Length: 200\r\n\r\n" + server.body() + b"HTTP/1.1 200 OK\r\n",
-        keep=True,
+    "a body cut off": (with_body(cut), 1, 0),
+    "nothing": (with_body(b""), 0, 0),
+    "series of others only": (with_body(b"up 1\nnode_load1 0.5\n"), 0, 0),
+    "lines that cannot be read": (
+        with_body(lambda server: server.body() + b"vllm:num_requests_running 1_0\n" * 30_000),
+        1,
+        30_000,
     ),
-    "a body cut off": with_body(cut),
-    "nothing": with_body(b""),
-    "series of others only": with_body(b"up 1\nnode_load1 0.5\n"),
-    "10,000 label sets": with_body(series(10_000)),
-    "a name of a megabyte": with_body(
-        lambda server: (
-            server.body() + b'vllm:num_requests_running{model_name="' + b"x" * (MIB // 2) + b'"} 1\n'
-        )
+    "a name of a third of a megabyte": (
+        with_body(
+            lambda server: (
+                server.body() + b'vllm:num_requests_running{model_name="' + b"x" * (MIB // 3) + b'"} 1\n'
+            )
+        ),
+        2,
+        0,
     ),
-    "values that are none": with_body(
-        lambda server: server.body().replace(b"%d" % server.shown, b"NaN").replace(b"0.4", b"-1e400")
+    "a name of two thirds of a megabyte": (
+        with_body(
+            lambda server: (
+                server.body() + b'vllm:num_requests_running{model_name="' + b"y" * (2 * MIB // 3) + b'"} 1\n'
+            )
+        ),
+        1,
+        1,
     ),
-    "a counter beyond all bounds": with_body(
-        lambda server: server.body().replace(
-            b'preemptions_total{engine="0",model_name="demo-7b"} ',
-            b'preemptions_total{engine="0",model_name="demo-7b"} 1e300',
-        )
+    "values that are none": (
+        with_body(telling({"num_preemptions_total": "NaN", "kv_cache": "-1e400"})),
+        1,
+        0,
     ),
+    "a counter beyond all bounds": (with_body(telling({"num_preemptions_total": "1e300"})), 1, 0),
+    "a counter that is no number": (with_body(telling({"num_preemptions_total": "1_0"})), 1, 1),
+    "every series twice": (with_body(lambda server: server.body() * 2), 1, 0),
+    # All that may be remembered of one server, with the two that were seen above.
+    "10,000 label sets": (with_body(series(10_000)), 254, 9000),
 }
+
+
+# The program at one pace whatever answers cost: how it slows down is told by tests/test_watch.py.
+PROGRAM = """\
+import sys
+import exporter.watch
+from exporter.cli import main
+exporter.watch.DEAREST_SHARE = 1e9
+sys.exit(main())
+"""
+COUNTING = re.compile(r"^(\w+_(?:total|count|sum|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)
 
 
 class Watched:
@@ -125,20 +173,42 @@ class Watched:
         self.server = server
         self.command = command
         self.least = 0.0
+        self.counted: dict[str, float] = {}
+
+    def scrape(self) -> str:
+        """The program's metrics; nothing that counts has fallen since it was last seen."""
+        text = self.command.get("/metrics")
+        counted = {series: float(value) for series, value in COUNTING.findall(text)}
+        assert counted
+        fallen = {
+            one: (self.counted[one], now) for one, now in counted.items() if now < self.counted.get(one, 0.0)
+        }
+        assert not fallen
+        self.counted |= counted
+        return text
+
+    def metric(self, series: str) -> float | None:
+        """One value of a scrape."""
+        found = re.search(rf"^{re.escape(series)} (\S+)$", self.scrape(), re.MULTILINE)
+        return None if found is None else float(found[1])
 
     def errors(self, reason: str) -> float:
         """Polls that have ended in an error."""
-        return self.command.metric(f'vllm_pressure_exporter_poll_errors_total{{reason="{reason}"}}') or 0.0
+        return self.metric(f'vllm_pressure_exporter_poll_errors_total{{reason="{reason}"}}') or 0.0
+
+    def all_errors(self) -> float:
+        """Polls that have ended in any error."""
+        return sum(now for one, now in self.counted.items() if "_poll_errors_total" in one)
 
     def settled(self) -> None:
         """The server is good again: polling has resumed, and each preemption was counted once."""
         self.server.mode = good
         before = self.server.requests
-        until(lambda: self.command.metric("vllm_pressure_up") == 1.0, "polls that succeed again")
+        until(lambda: self.metric("vllm_pressure_up") == 1.0, "polls that succeed again")
         until(lambda: self.server.requests > before + 1, "polls go on")
         self.server.still = True
         counted = until(
-            lambda: self.command.metric(PREEMPTIONS) == self.server.preempted or None,
+            lambda: self.metric(PREEMPTIONS) == self.server.preempted or None,
             f"{self.server.preempted} preemptions",
         )
         self.server.still = False
@@ -163,9 +233,12 @@ def watched(tmp_path_factory):
     """One program for all faults, polling fast, that takes no body beyond a mebibyte."""
     arguments = (*ANYWHERE, *FAST, "--poll.max-body-bytes", "1MiB")
     folder = tmp_path_factory.mktemp("program")
-    with Hostile() as server, Command(folder, "--target.url", server.url, *arguments) as command:
+    with (
+        Hostile() as server,
+        Command(folder, "--target.url", server.url, *arguments, script=PROGRAM) as command,
+    ):
         made = Watched(server, command)
-        until(lambda: command.metric("vllm_pressure_up") == 1.0, "the first poll")
+        until(lambda: made.metric("vllm_pressure_up") == 1.0, "the first poll")
         made.start = made.memory(), made.descriptors()
         yield made
         assert command.stop()[0] == 0
@@ -178,6 +251,7 @@ def test_what_fails_has_a_name_and_passes(watched, mode, reason):
     before = watched.errors(reason)
     watched.server.mode = mode
     until(lambda: watched.errors(reason) > before, f"{reason}, got\n{watched.command.err[-500:]}")
+    assert watched.metric("vllm_pressure_up") == 0.0
     watched.settled()
 
 
@@ -189,13 +263,18 @@ def test_nobody_listening_passes(watched):
     watched.settled()
 
 
-@pytest.mark.parametrize("mode", MISLEADING.values(), ids=MISLEADING)
-def test_what_misleads_succeeds_and_counts_nowhere(watched, mode):
+@pytest.mark.parametrize(("mode", "engines", "left_out"), MISLEADING.values(), ids=MISLEADING)
+def test_what_misleads_succeeds_and_counts_nowhere(watched, mode, engines, left_out):
     """Whatever is said in between: no counter falls, and no preemption is lost or counted twice."""
-    before = watched.server.requests
-    watched.server.mode = mode
-    until(lambda: watched.server.requests > before + 2, "some polls")
-    text = watched.command.get("/metrics")
+    unreadable, errors = watched.metric(UNREADABLE), watched.all_errors()
+    asked, watched.server.mode = watched.server.requests, mode
+    until(lambda: watched.server.requests > asked + 2, "some polls")
+    until(lambda: watched.metric("vllm_pressure_engines") == engines, f"{engines} engines")
+    until(lambda: watched.metric(UNREADABLE) >= unreadable + left_out, f"{left_out} lines left out")
+    text = watched.scrape()
+    assert "\nvllm_pressure_up 1.0\n" in text
+    assert watched.all_errors() == errors
+    assert left_out > 0 or watched.metric(UNREADABLE) == unreadable
     assert len(text) < 4 * MIB
     assert max(map(len, text.splitlines())) < 1000
     watched.settled()
@@ -207,4 +286,4 @@ def test_in_the_end_nothing_is_left(watched):
     # What 256 engines took may stay with the allocator: they are remembered for an hour.
     assert watched.memory() < memory + 60
     assert watched.descriptors() <= descriptors + 2
-    assert watched.command.metric("vllm_pressure_exporter_collect_errors_total") is None
+    assert watched.metric("vllm_pressure_exporter_collect_errors_total") is None

@@ -5,8 +5,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 
-from fuzz.mutate import mutant
-from fuzz.targets import LONGEST, TARGETS, seeds_of
+from fuzz.targets import TARGETS
 
 # One input may take this long; reading is linear, and a fault that is not would show.
 SLOW_SECONDS = 5.0
@@ -35,11 +34,10 @@ def run(name: str, seed: int, *, inputs: int = 1 << 60, seconds: float = float("
     """Feed mutants until there were so many, or for so long."""
     random_ = random.Random(f"{name} {seed}")
     target = TARGETS[name][0]()
-    seeds = seeds_of(target)
     outcome = Outcome()
     start = time.monotonic()
     while outcome.inputs < inputs and outcome.seconds < seconds and len(outcome.found) < MOST_FOUND:
-        text = mutant(random_, seeds, LONGEST)
+        text = target.mutant(random_)
         before = time.monotonic()
         try:
             target(text)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import recorded
@@ -26,14 +27,14 @@ from exporter.vllm.series import MOST_CHARACTERS
 
 sys.path.insert(0, str(recorded.TESTS / "vllm"))
 
-from reference import classic_samples, engines
+from fuzz.mutate import mutant
+from fuzz.pages import BETWEEN, sequence
+from fuzz.plain import differ
 
 CORPUS = Path(__file__).parent / "corpus"
 LONGEST = 6000
 # Every so many inputs are held against prometheus-client, which takes much longer.
-DIFFERENTIAL = 3
-
-Check = Callable[[bytes], None]
+DIFFERENTIAL = 2
 
 
 def stored(name: str) -> list[bytes]:
@@ -56,7 +57,33 @@ def bodies() -> list[bytes]:
     return seeds
 
 
-class ReaderTarget:
+def pages_of_few_lines() -> list[bytes]:
+    """Pages as servers print them, of few lines each, so that most changes matter."""
+    random_ = random.Random(7)
+    seeds = []
+    for path in recorded.EXPOSITIONS[::6]:
+        lines = [line for line in recorded.exposition(path).splitlines(keepends=True) if line[:1] != b"#"]
+        ours = [line for line in lines if line.startswith(b"vllm:") and b"_bucket" not in line]
+        core = [line for line in ours if b"num_requests_running" in line]
+        seeds += [b"".join(core + random_.sample(ours, 4)) for _ in range(3)]
+    return seeds
+
+
+class Target:
+    """What is fed with mutants of its seeds."""
+
+    seeds: Sequence[bytes]
+
+    def mutant(self, random_: random.Random) -> bytes:
+        """The next input."""
+        return mutant(random_, self.seeds, LONGEST)
+
+    def __call__(self, text: bytes) -> None:
+        """Take one input; whatever is raised is a fault."""
+        raise NotImplementedError
+
+
+class ReaderTarget(Target):
     """The reader of bodies: refuses by its own error, reads the same twice, and as prometheus-client does."""
 
     def __init__(self) -> None:
@@ -67,81 +94,81 @@ class ReaderTarget:
     def __call__(self, body: bytes) -> None:
         """Read one body with a new reader and with a used one."""
         self._number += 1
-        try:
-            fresh = Reader().read(body)
-        except ExpositionError:
-            fresh = None
-        try:
-            used = self._used.read(body)
-        except ExpositionError:
-            used = None
+        fresh, used = read(Reader(), body), read(self._used, body)
         assert (fresh is None) == (used is None), "a used reader disagrees on what can be read"
-        if fresh is None:
-            return
-        check_values(fresh)
-        check_values(used)
-        if not any(engine.duplicates for engine in fresh.engines.values()):
-            assert fresh == used, "a used reader reads another thing"
-        if self._number % DIFFERENTIAL == 1:
-            self._differential(body, fresh)
+        if fresh is not None and used is not None:
+            check_values(fresh)
+            check_values(used)
+            check_end(body, fresh)
+            assert certain(fresh) == certain(used), "a used reader reads another thing"
+        if self._number % DIFFERENTIAL == 0:
             KNOWN.clear()
-            again = Reader().read(body)
-            assert again == fresh, "what is remembered of series changes the result"
-
-    @staticmethod
-    def _differential(body: bytes, ours: Exposition) -> None:
-        """Where prometheus-client reads a text and nothing was unreadable here, the values are the same."""
-        if ours.truncated or ours.unreadable or ours.dropped:
-            return
-        try:
-            text = body.decode()
-            samples = classic_samples(body)
-        except Exception:  # noqa: BLE001 (it is stricter, in many ways)
-            return
-        if not _plain(text):
-            return
-        theirs = engines(samples)
-        assert set(ours.engines) == set(theirs), "other engines than prometheus-client finds"
-        for key, expected in theirs.items():
-            assert dict(ours.engines[key].values) == expected.values, "other values than prometheus-client"
-            assert set(ours.engines[key].untrusted) == expected.untrusted
+            assert read(Reader(), body) == fresh, "what is remembered of series changes the result"
+            difference = differ(body)
+            assert not difference, difference
 
 
-def _plain(text: str) -> bool:
-    """Whether a text is of the kind on which both must agree.
+class SequenceTarget(Target):
+    """A reader that has read the pages before reads each page as one that has read nothing."""
 
-    prometheus-client cuts lines at other characters than line feeds, looks for numbers in other places where
-    a line has several blanks or a comment behind it, and takes words in braces that are no labels.
-    """
-    return text.isascii() and all(_plain_line(line) for line in text.split("\n"))
+    def __init__(self) -> None:
+        self.seeds = stored("sequence") + pages_of_few_lines()
+
+    def mutant(self, random_: random.Random) -> bytes:
+        """Pages that are alike."""
+        return sequence(random_, self.seeds)
+
+    def __call__(self, text: bytes) -> None:
+        """Read the pages one after the other."""
+        used = Reader()
+        KNOWN.clear()
+        for page in text.split(BETWEEN):
+            again, known = read(used, page), dict(KNOWN)
+            KNOWN.clear()
+            fresh = read(Reader(), page)
+            assert (fresh is None) == (again is None), "a used reader disagrees on what can be read"
+            if fresh is not None and again is not None:
+                check_values(again)
+                check_end(page, fresh)
+                assert certain(again) == certain(fresh), "a used reader reads another thing"
+            difference = differ(page)
+            assert not difference, difference
+            KNOWN.clear()
+            KNOWN.update(known)
 
 
-def _plain_line(line: str) -> bool:
-    if not line or line.startswith("# "):
-        return True
-    series, _, number = line.rpartition(" ")
-    return (
-        line.isprintable()
-        and "\\" not in line
-        and not set("#_ ") & set(number)
-        and (series.endswith("}") or series.replace("_", "").replace(":", "").isalnum())
-        and " " not in series
-        and (series.count("{"), series.count("}")) in ((0, 0), (1, 1))
-        and _plain_labels(series)
-    )
+def read(reader: Reader, body: bytes) -> Exposition | None:
+    """What a reader says; None where it refuses."""
+    try:
+        return reader.read(body)
+    except ExpositionError:
+        return None
 
 
-def _plain_labels(series: str) -> bool:
-    inside = series.partition("{")[2].rpartition("}")[0]
-    for pair in inside.split(",") if inside else ():
-        name, equals, value = pair.partition("=")
-        quoted = len(value) >= 2 and value[0] == value[-1] == '"' and '"' not in value[1:-1]
-        if not (name.isidentifier() and equals and quoted):
-            return False
-        if len(value) > MOST_CHARACTERS:
-            return False
-    known = [pair.partition("=")[0] for pair in inside.split(",")]
-    return len(known) == len(set(known))
+def certain(exposition: Exposition) -> Exposition:
+    """Without what depends on the bodies before: which of several processes is believed."""
+    if not any(engine.duplicates for engine in exposition.engines.values()):
+        return exposition
+    engines = {
+        key: replace(
+            engine,
+            values={
+                reading: one for reading, one in engine.values.items() if reading not in engine.duplicates
+            },
+            untrusted={
+                reading: why for reading, why in engine.untrusted.items() if reading not in engine.duplicates
+            },
+        )
+        for key, engine in exposition.engines.items()
+    }
+    return replace(exposition, engines=engines)
+
+
+def check_end(body: bytes, exposition: Exposition) -> None:
+    """A line that is cut off says nothing."""
+    if exposition.truncated:
+        whole = read(Reader(), body[: body.rfind(b"\n") + 1])
+        assert whole == replace(exposition, truncated=False), "a line that is cut off changes the result"
 
 
 def check_values(exposition: Exposition) -> None:
@@ -157,7 +184,7 @@ def check_values(exposition: Exposition) -> None:
     assert exposition.start_time is None or 0 < exposition.start_time < math.inf
 
 
-class PipelineTarget:
+class PipelineTarget(Target):
     """The way of a body to the exported text: nothing raises, no counter of an engine falls."""
 
     def __init__(self) -> None:
@@ -194,7 +221,7 @@ class PipelineTarget:
             assert not self._failed, f"metrics that failed: {self._failed}"
 
 
-class RecordingTarget:
+class RecordingTarget(Target):
     """The reader of recordings: all that is readable, then its own error; and names are made anonymous."""
 
     def __init__(self) -> None:
@@ -231,7 +258,7 @@ class RecordingTarget:
         anonymise(text)
 
 
-class ConfigurationTarget:
+class ConfigurationTarget(Target):
     """Files of configuration, both kinds: a good one, or all that is wrong with it."""
 
     def __init__(self) -> None:
@@ -269,8 +296,9 @@ def _outcome(reading: Callable[[], object]) -> None:
 
 
 # Name -> target, and its share of the inputs: the dearer the fewer.
-TARGETS: Mapping[str, tuple[Callable[[], Check], float]] = {
-    "reader": (ReaderTarget, 0.6),
+TARGETS: Mapping[str, tuple[Callable[[], Target], float]] = {
+    "reader": (ReaderTarget, 0.3),
+    "sequence": (SequenceTarget, 0.3),
     "pipeline": (PipelineTarget, 0.1),
     "recording": (RecordingTarget, 0.2),
     "configuration": (ConfigurationTarget, 0.1),
@@ -282,8 +310,3 @@ def corpus_files() -> Iterator[tuple[str, Path]]:
     for name in TARGETS:
         for path in sorted((CORPUS / name).glob("*")):
             yield name, path
-
-
-def seeds_of(target: Check) -> Sequence[bytes]:
-    """What a target's mutants are made from."""
-    return target.seeds  # type: ignore[attr-defined]

@@ -148,10 +148,11 @@ def _engine(readings: dict[str, dict[Rank, list]], version: tuple[int, ...]) -> 
         winners = ranks[min(ranks)]
         row = winners[0][0]
         engine.version = max(engine.version, names.version_key(row.since))
+        # A series that stands there twice is one, and its last line counts.
+        series = {_source(row, labels): value for _, labels, value in winners}
         if row.kind == "buckets":
             buckets: dict[float, float] = {}
-            for _, labels, value in winners:
-                bound = float(labels["le"])
+            for (bound, _), value in series.items():
                 buckets[bound] = buckets[bound] + value if bound in buckets else value
             if all(0 <= value <= names.LARGEST for value in buckets.values()):
                 engine.buckets[reading] = buckets
@@ -159,12 +160,12 @@ def _engine(readings: dict[str, dict[Rank, list]], version: tuple[int, ...]) -> 
                 engine.untrusted.add(reading)
             continue
         if row.kind == "counter":
-            total = sum(value for _, _, value in winners)
+            total = sum(series.values())
         elif row.kind == "created":
-            total = _largest([value for _, _, value in winners])
+            total = _largest(list(series.values()))
         else:
-            total = _largest(list({_source(row, labels): value for _, labels, value in winners}.values()))
-            if len(winners) > 1:
+            total = _largest(list(series.values()))
+            if len(series) > 1:
                 engine.duplicates.add(reading)
         if 0 <= total <= min(row.most, names.LARGEST):
             engine.values[reading] = total
@@ -173,9 +174,12 @@ def _engine(readings: dict[str, dict[Rank, list]], version: tuple[int, ...]) -> 
     return engine
 
 
-def _source(row: names.Name, labels: dict[str, str]) -> frozenset:
+def _source(row: names.Name, labels: dict[str, str]) -> tuple[float, frozenset]:
     own = {"model_name", "model", "engine", "ReplicaId", row.label}
-    return frozenset((name, value) for name, value in labels.items() if name not in own)
+    bound = math.inf
+    if row.kind == "buckets":
+        own, bound = own | {"le"}, float(labels["le"])
+    return bound, frozenset((name, value) for name, value in labels.items() if name not in own)
 
 
 def _largest(values: list[float]) -> float:

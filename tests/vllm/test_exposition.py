@@ -235,6 +235,51 @@ def test_buckets_are_read_by_their_bound():
     assert only(exposition).buckets == {"prompt_length": {1.0: 3, float("inf"): 9}}
 
 
+# A series that stands there twice is one.
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_counter_that_is_printed_twice_counts_once(order: int):
+    """Its last line; another order of its labels makes no other series of it."""
+    lines = ['vllm:num_preemptions_total{a="1",pid="7"} 3', 'vllm:num_preemptions_total{pid="7",a="1"} 4'][
+        ::order
+    ]
+    assert only(read(*lines)).values == {"preemptions": 4 if order == 1 else 3}
+
+
+def test_counters_of_several_processes_are_added_once_each():
+    """However often each is printed."""
+    line = 'vllm:num_preemptions_total{{pid="{}"}} {}'.format
+    assert only(read(line(7, 3), line(8, 4), line(7, 3), line(8, 5))).values == {"preemptions": 8}
+
+
+def test_processes_with_long_names_that_differ_at_their_end_are_added():
+    """What tells them apart is kept short, and still tells them apart."""
+    line = 'vllm:num_preemptions_total{{WorkerId="{}{}"}} {}'.format
+    assert only(read(line("w" * 3000, 7, 3), line("w" * 3000, 8, 4))).values == {"preemptions": 7}
+
+
+def test_a_gauge_that_is_printed_twice_is_no_report_of_two_processes():
+    """The last line counts."""
+    snapshot = only(read('vllm:kv_cache_usage_perc{pid="7"} 0.9', 'vllm:kv_cache_usage_perc{pid="7"} 0.2'))
+    assert snapshot.values == {"kv_usage": 0.2}
+    assert snapshot.duplicates == frozenset()
+
+
+def test_buckets_that_are_printed_twice_count_once():
+    """And those of several processes are added still."""
+    bucket = 'vllm:request_prompt_tokens_bucket{{le="{}",pid="{}"}} {}'.format
+    lines = [bucket(le, pid, 2) for pid in (7, 8) for le in ("1.0", "+Inf")]
+    exposition = read(*lines, *lines, "vllm:num_requests_running 0")
+    assert only(exposition).buckets == {"prompt_length": {1.0: 4, float("inf"): 4}}
+
+
+def test_a_whole_body_that_comes_twice_says_what_it_says_once():
+    """A real one: values, buckets, and no duplicates."""
+    body = next(itertools.islice(bodies(EXHAUSTION), 100, None))
+    assert Reader().read(body * 2).engines == Reader().read(body).engines
+
+
 # Whose it is.
 
 

@@ -1,5 +1,6 @@
 """The reader says what prometheus-client's parsers say, on every recorded body and on generated ones."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from reference import (
 )
 
 from exporter.vllm import names
-from exporter.vllm.exposition import Exposition, ExpositionError, Reader
+from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
 
 FILES = sorted([*RECORDINGS.glob("*.gz"), *RECORDINGS.glob("*.txt"), *EXPOSITIONS.glob("*.txt.gz")])
 
@@ -64,7 +65,8 @@ LIKE_BEFORE = [
         b"vllm:num_requests_running" + rest
         for rest in (
             b" 1", b" 2", b" 1 1700000000", b" 1 1700000001", b"  2", b" 2 ", b" \t2", b"\t2", b" 1_0", b" x",
-            b" ", b"", b" NaN", b" 2 # 3", b'{engine="0"} 3', b'{engine="0",} 3', b'{engine="1"} 3',
+            b" ", b"", b" NaN", b" 2 # 3", b"3", b'{engine="0"} 3', b'{engine="0",} 3', b'{engine="1"} 3',
+            b'{engine="0"}3', b'{engine="0" 4',
         )
     ),
     b"vllm:num_requests_waiting 5", b" vllm:num_requests_waiting 6", b"vllm:other 7", b"# vllm:other 8", b"",
@@ -82,6 +84,22 @@ def test_what_the_page_before_was_like_changes_nothing(pages: list[list[bytes]])
         assert again.engines.keys() == fresh.engines.keys()
         if not any(snapshot.duplicates for snapshot in fresh.engines.values()):
             assert repr(again) == repr(fresh)  # NaN too
+
+
+def test_each_line_after_each_other_changes_nothing():
+    """Of the test above the pairs that matter come up rarely: here are all, with nothing else that changes.
+
+    And nothing is remembered from one reading to the other, else both might be wrong.
+    """
+    rest = b"vllm:num_preemptions_total 1\n"
+    for before, after in itertools.product(LIKE_BEFORE, repeat=2):
+        used = Reader()
+        KNOWN.clear()
+        used.read(before + b"\n" + rest)
+        again = [used.read(after + b"\n" + rest) for _ in range(2)]
+        KNOWN.clear()
+        fresh = Reader().read(after + b"\n" + rest)
+        assert again == [fresh] * 2, f"{after!r} after {before!r}"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

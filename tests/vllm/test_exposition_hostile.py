@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from exporter.vllm.exposition import Reader
-from exporter.vllm.series import KNOWN
+from exporter.vllm.series import KNOWN, EngineKey
 
 NAME = b"vllm:num_requests_running"
+RUNNING = NAME + b" 3\n"
 
 SHAPES: dict[str, Callable[[int], bytes]] = {
     "one endless line": lambda n: NAME + b" " + b"1" * n + b"\n",
@@ -65,23 +66,68 @@ def test_reading_takes_time_linear_in_the_length(shape: Callable[[int], bytes]):
     pytest.fail(f"{long:.6f} s for eight times what took {short:.6f} s")
 
 
-def test_a_line_of_a_megabyte_is_read_and_not_remembered():
+def test_a_very_long_line_is_read_and_not_remembered():
     """What is remembered of series is bounded in size, not only in number."""
     KNOWN.clear()
-    exposition = Reader().read(NAME + b'{a="' + b"x" * 1_000_000 + b'"} 3\n')
+    exposition = Reader().read(NAME + b'{a="' + b"x" * 300_000 + b'"} 3\n')
     (snapshot,) = exposition.engines.values()
     assert snapshot.values == {"requests_running": 3}
     assert not KNOWN
 
 
-def test_what_is_remembered_of_series_is_bounded():
-    """A page of ever new series cannot fill the memory."""
+def test_a_line_of_a_megabyte_costs_only_itself():
+    """To take it apart would need many times its size."""
+    exposition = Reader().read(RUNNING + NAME + b'{a="' + b"x" * 1_000_000 + b'"} 3\n' + RUNNING)
+    assert [snapshot.values for snapshot in exposition.engines.values()] == [{"requests_running": 3}]
+    assert (exposition.dropped, exposition.unreadable) == (1, 0)
+
+
+@pytest.mark.parametrize("size", [10, 1000, 4000])
+def test_what_is_remembered_of_series_is_bounded(size: int):
+    """A page of ever new series cannot fill the memory, be they many or long."""
     KNOWN.clear()
     reader = Reader()
-    for page in range(3):
-        reader.read(b"".join(NAME + b'{a="%d"} 1\n' % (page * 10_000 + i) for i in range(10_000)))
+    for page in range(30):
+        reader.read(b"".join(NAME + b'{a="%d-%d%s"} 1\n' % (page, i, b"x" * size) for i in range(1000)))
     assert 0 < len(KNOWN) <= 20_000
+    assert sum(map(len, KNOWN)) + sum(len(series.source) for series in KNOWN.values()) <= 4_000_000
     KNOWN.clear()
+
+
+def test_of_very_many_lines_the_first_are_read_and_the_others_counted():
+    """No server has as many; the lines that are read say what they say."""
+    exposition = Reader().read(RUNNING + b"vllm:num_requests_waiting 1_0\n" * 30_000 + RUNNING)
+    assert [snapshot.values for snapshot in exposition.engines.values()] == [{"requests_running": 3}]
+    assert (exposition.dropped, exposition.unreadable) == (10_002, 19_999)
+
+
+def test_of_very_long_lines_only_some_are_read():
+    """Two megabytes of them together; a short one behind them is read still."""
+    long = NAME + b'{engine="%d",a="' + b"x" * 50_000 + b'"} 1\n'
+    exposition = Reader().read(
+        b"".join(long % engine for engine in range(100)) + b"vllm:num_preemptions_total 7\n"
+    )
+    assert exposition.dropped == 100 - 41
+    assert len(exposition.engines) == 41
+    assert exposition.engines[EngineKey("", "0")].values == {"requests_running": 1, "preemptions": 7}
+
+
+def test_lines_that_are_left_out_are_counted_anew_on_each_page():
+    """Also where what is read of it is as on the page before."""
+    reader = Reader()
+    for more in (5, 6, 0):
+        assert reader.read(RUNNING * (20_000 + more)).dropped == more
+
+
+def test_the_largest_body_takes_hardly_longer_than_a_quarter_of_it():
+    """Beyond what a server may print only the ends of lines are sought."""
+    line = NAME + b'{engine="%d",x="%d"} 1\n'
+    quarter, whole = (b"".join(line % (k % 256, k) for k in range(n)) for n in (40_000, 160_000))
+    for _ in range(3):  # another process may have been in the way
+        short, long = seconds(quarter), seconds(whole)
+        if long < 2 * short:
+            return
+    pytest.fail(f"{long:.3f} s for four times what took {short:.3f} s")
 
 
 def test_a_full_memory_changes_no_result(monkeypatch):

@@ -111,6 +111,26 @@ def test_processes_are_told_apart_by_their_other_labels():
     assert source_of('model_name="m",engine="1",ReplicaId="a"') == b""
 
 
+def test_what_tells_processes_apart_is_kept_in_few_bytes():
+    """A label of kilobytes would be kept as often as it is printed."""
+    long = [source_of(f'x="{"y" * 3000}{number}"') for number in range(2)]
+    assert long[0] != long[1]
+    assert max(map(len, long)) <= 64
+    assert source_of(f'x="{"y" * 3000}0"') == long[0]
+
+
+def test_a_bound_tells_series_apart_that_are_no_buckets():
+    """There it is a label like any other."""
+    assert source_of('le="1"') != source_of('le="2"')
+
+
+@pytest.mark.parametrize(("count", "readable"), [(38, True), (128, True), (129, False), (2000, False)])
+def test_a_line_with_very_many_labels_is_refused(count: int, readable: bool):
+    """The longest of vLLM 0.33 has 38."""
+    labels = ",".join(f'a{number}="1"' for number in range(count))
+    assert (read_line(f"vllm:num_requests_running{{{labels}}} 3".encode()) is not None) is readable
+
+
 @pytest.mark.parametrize("bound", ["", 'le="x"', 'le="NaN"', 'le="1_0"'])
 def test_a_bucket_without_a_bound_is_ignored(bound: str):
     """There is nowhere to put it."""

@@ -1,0 +1,71 @@
+"""What a hostile server can make the program hold, with the limits that it is shipped with."""
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from hostile import MIB, with_body
+from hostile import Hostile as Server
+from running import ANYWHERE, Command, until
+
+# Against the running program: half a minute together.
+pytestmark = pytest.mark.long
+
+# The sidecar's, in deploy/kustomize; a forecast that somebody asks for is a process of its own beside it.
+LIMIT = 96
+POLLS = 20
+NAME = b"vllm:num_requests_running"
+# Not slowed down by what answers cost: as many of them as can be, with nothing in between.
+PROGRAM = """\
+import sys
+import exporter.watch
+from exporter.cli import main
+exporter.watch.DEAREST_SHARE = 1e9
+sys.exit(main())
+"""
+
+# Of just under 8 MiB, the most that is taken; `n` is the number of the poll.
+BODIES = {
+    "long labels, new at each poll": lambda n: b"".join(
+        NAME + b'{engine="%d",x="%d-%d-%s",model_name="m"} 1\n' % (k % 256, n, k, b"y" * 3900)
+        for k in range(2050)
+    ),
+    "short series, new at each poll": lambda n: b"".join(
+        NAME + b'{engine="%d",x="%d-%d"} 1\n' % (k % 256, n, k) for k in range(120_000)
+    ),
+    "very many labels": lambda n: b"".join(
+        NAME + b"{" + b",".join(b'a%d="%d"' % (j, n + k) for j in range(2000)) + b"} 1\n" for k in range(300)
+    ),
+    "one line": lambda n: NAME + b'{x="%d' % n + b"y" * (8 * MIB - 100) + b'"} 1\n' + NAME + b" 1\n",
+    "four long lines": lambda n: (NAME + b'{model_name="%d' % n + b"\\n" * (MIB - 100) + b'"} 1\n') * 4,
+    "twenty long lines": lambda n: (NAME + b'{model_name="%d' % n + b"\\n" * 199_000 + b'"} 1\n') * 20,
+    "no line of ours": lambda n: b"vllm:num_preemptions_tota 1\n" * 290_000 + b"%d 1\n" % n,
+}
+SAME = NAME + b" 1\n"
+
+
+def peak(body, *headers: str, folder: Path) -> float:
+    """The most memory in MiB that the program ever had while it was answered so."""
+    with Server() as server:
+        server.mode = with_body(body, *headers)
+        arguments = ("--poll.interval", "200ms", "--poll.timeout", "5s", *ANYWHERE)
+        with Command(folder, "--target.url", server.url, *arguments, script=PROGRAM) as command:
+            until(lambda: server.requests > POLLS, f"{POLLS} polls", 60.0)
+            assert command.metric("vllm_pressure_up") == 1.0
+            assert command.metric("vllm_pressure_exporter_collect_errors_total") is None
+            status = Path(f"/proc/{command.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_hostile_body_keeps_within_the_limit_of_the_sidecar(tmp_path, body):
+    """At its highest, whatever is in the body and however often it comes."""
+    assert len(body(0)) <= 8 * MIB
+    assert peak(lambda server: body(server.requests), folder=tmp_path) < LIMIT
+
+
+def test_a_packed_body_of_one_line_again_and_again_keeps_within_the_limit(tmp_path):
+    """A few kilobytes on the wire, 8 MiB as text."""
+    packed = gzip.compress(SAME * (8 * MIB // len(SAME)))
+    assert peak(packed, "Content-Encoding: gzip", folder=tmp_path) < LIMIT
