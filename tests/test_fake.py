@@ -143,6 +143,7 @@ def test_while_it_is_down_connections_are_refused(monkeypatch):
     assert "down" in seen
 
 
+@pytest.mark.long
 def test_the_demo_tells_its_story_and_the_exporter_follows(monkeypatch):
     """A storm, live: an act is announced, the verdict stands at the end of the lines."""
     said: list[str] = []

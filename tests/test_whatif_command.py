@@ -213,6 +213,7 @@ async def ask(base, *paths):
         return await asyncio.gather(*(one(session, path) for path in paths))
 
 
+@pytest.mark.long
 def test_the_status_tells_what_a_simulation_needs(watched):
     """Of each engine: arrivals, lengths, steps, capacity."""
     ((status, told),) = asyncio.run(ask(watched[0], "/api/v1/status"))
@@ -225,6 +226,7 @@ def test_the_status_tells_what_a_simulation_needs(watched):
     assert (load["num_gpu_blocks"], load["block_size"]) == (901, 16)
 
 
+@pytest.mark.long
 def test_whatif_asks_a_running_exporter(watched, run):
     """By its base URL or that of the status."""
     for url in (watched[0], f"{watched[0]}/api/v1/status"):
@@ -234,6 +236,7 @@ def test_whatif_asks_a_running_exporter(watched, run):
         assert "taken for granted" not in out  # the server tells its settings
 
 
+@pytest.mark.long
 def test_the_api_forecasts_when_asked_and_polls_go_on(watched):
     """In a process of its own, one at a time: the second of two questions is refused."""
     base, sidecar = watched
@@ -250,12 +253,14 @@ def test_the_api_forecasts_when_asked_and_polls_go_on(watched):
     assert "one is made at a time" in refused["error"]
 
 
+@pytest.mark.long
 def test_an_unknown_engine_is_no_question(watched):
     """404, and which there are."""
     ((status, told),) = asyncio.run(ask(watched[0], f"{forecasts.PATH}?engine=9"))
     assert (status, told["error"]) == (404, "wanted one of the engines 0, got 9")
 
 
+@pytest.mark.long
 def test_a_forecast_that_takes_too_long_is_ended(watched, monkeypatch):
     """504 after the time limit; the process is gone, and the next question is answered."""
     _, sidecar = watched
@@ -285,6 +290,7 @@ def test_a_forecast_that_fails_is_logged(monkeypatch, caplog):
     assert "JSONDecodeError" in caplog.text
 
 
+@pytest.mark.long
 def test_check_says_what_each_fix_would_do(tmp_path):
     """After its report, with the same status; as JSON too."""
     with Command(tmp_path, "simulate", "serve", "--port", "0", "--scenario", "storm") as server:

@@ -19,6 +19,7 @@ def test_every_stored_input_is_survived(name, path):
         target(path.read_bytes())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutants_are_survived(name):
     """Other ones at every run; what is found is shown, to be stored."""

@@ -119,6 +119,7 @@ def test_lines_that_are_left_out_are_counted_anew_on_each_page():
         assert reader.read(RUNNING * (20_000 + more)).dropped == more
 
 
+@pytest.mark.long
 def test_the_largest_body_takes_hardly_longer_than_a_quarter_of_it():
     """Beyond what a server may print only the ends of lines are sought."""
     line = NAME + b'{engine="%d",x="%d"} 1\n'
