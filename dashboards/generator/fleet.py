@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from exporter.analysis.catalogue import Severity
 from generator.panels import Column, Query, Row, bars, graph, stat, table, thresholds
-from generator.queries import ENGINE, MODEL, OF_MODEL, WHO, by, held, named, ours, rate
+from generator.queries import ENGINE, MODEL, OF_MODEL, WHO, by, held, named, or_none, ours, rate
 from generator.shared import assembled, verdict_table
 from generator.words import LIMITS, VERDICT_FIELDS, runbook
 
@@ -17,7 +17,7 @@ lines: Final = partial(graph, fill=0)
 
 
 def _count_of(severity: Severity) -> str:
-    return f"count({held(severity)}) or vector(0)"
+    return or_none(f"count({held(severity)})")
 
 
 def _now() -> Row:
@@ -50,7 +50,7 @@ def _now() -> Row:
             stat(
                 "No answer",
                 "Servers whose last poll failed. 0 is good.",
-                Query(f"count({ours('up')} == 0) or vector(0)"),
+                Query(or_none(f"count({ours('up')} == 0)")),
                 limits=thresholds((1, "red")),
                 background=True,
                 size=(3, 5),
@@ -257,7 +257,7 @@ def _imbalance() -> Row:
                 "Unbalanced",
                 "Models of which one engine carries far more than its share, as the exporters judge it. 0"
                 " is good.",
-                Query(f"count({ours('model_finding', finding='dp_imbalance')}) or vector(0)"),
+                Query(or_none(f"count({ours('model_finding', finding='dp_imbalance')})")),
                 limits=thresholds((1, "orange")),
                 size=(4, 8),
             )

@@ -12,6 +12,7 @@ from generator.queries import (
     named,
     nothing,
     or_else,
+    or_none,
     ours,
     quantile,
     rate,
@@ -64,7 +65,7 @@ def _now() -> Row:
             stat(
                 "Failed polls / s",
                 "Polls without a usable answer, all exporters together. 0 is good.",
-                Query(f"sum({rate(ours('exporter_poll_errors'))}) or vector(0)"),
+                Query(or_none(f"sum({rate(ours('exporter_poll_errors'))})")),
                 defaults={"decimals": 2},
                 limits=thresholds((0.01, "orange")),
                 size=(4, 5),
@@ -83,9 +84,7 @@ def _now() -> Row:
             stat(
                 "Metrics that failed",
                 "Exported metrics that could not be built, in the range shown. 0 is good; the log says why.",
-                Query(
-                    f"sum(increase({ours('exporter_collect_errors')}[$__range])) or vector(0)", instant=True
-                ),
+                Query(or_none(f"sum(increase({ours('exporter_collect_errors')}[$__range]))"), instant=True),
                 defaults={"decimals": 0},
                 limits=thresholds((1, "red")),
                 course=False,
@@ -277,7 +276,7 @@ def _targets() -> Row:
             lines(
                 "Targets left out",
                 "Servers that are not watched: beyond poll.max_targets, or not to be told apart. 0 is good.",
-                Query(f"{by([], ours('exporter_targets_left_out'))} or vector(0)", "left out"),
+                Query(or_none(by([], ours("exporter_targets_left_out"))), "left out"),
                 defaults={"decimals": 0},
                 overrides=[FROM_ONE],
                 size=(5, 8),

@@ -10,7 +10,7 @@ from exporter.vllm.names import NAMES, Name, spellings, version_key
 
 __all__ = [
     "ENGINE", "MODEL", "NATIVE", "OF_ENGINE", "OF_MODEL", "PLACE", "ROWS", "SERVER", "WHERE", "WHO",
-    "by", "copied", "held", "named", "narrowed", "native", "nothing", "or_else", "ours",
+    "by", "copied", "held", "named", "narrowed", "native", "nothing", "or_else", "or_none", "ours",
     "quantile", "rate", "selector",
 ]  # fmt: skip
 
@@ -99,9 +99,18 @@ def or_else(expr: str, value: str) -> str:
     return f"{expr} or on() {value}"
 
 
+def or_none(expr: str) -> str:
+    """0 where the expression has nothing to count, and nothing where no exporter is known."""
+    return f"{expr} or {_zero()}"
+
+
+def _zero() -> str:
+    return f"0 * count({ours('up')})"
+
+
 def nothing(label: str) -> str:
-    """One series that says that there is nothing."""
-    return f'label_replace(vector(0), "{label}", "none", "", "")'
+    """One series that says that there is nothing, where an exporter is known."""
+    return f'label_replace({_zero()}, "{label}", "none", "", "")'
 
 
 def quantile(q: float, buckets: str, labels: Iterable[str]) -> str:

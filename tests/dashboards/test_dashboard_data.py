@@ -235,6 +235,14 @@ def test_exporters_have_a_version_and_an_answer_in_one_row(prometheus):
     assert all(row <= answers for row in rest)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_0_where_no_exporter_is_known(prometheus, name):
+    """A fleet of which nothing is scraped has no engines in trouble that anybody knows of, and not none."""
+    nowhere = {"cluster": "nowhere"}
+    told = [str(target) for target in TARGETS if target.dashboard == name and prometheus.of(target, nowhere)]
+    assert not told
+
+
 def test_numbers_of_the_fleet_are_right(prometheus):
     """As the scenes were written."""
     assert prometheus.value("fleet", "Engines", {}) == 11
