@@ -5,14 +5,12 @@ The bodies are those of a recorded server of one engine whose series stand there
 
 import asyncio
 import functools
-import itertools
 import time
-
-from aiohttp import web
 
 from bench import Row
 from bench.reader import micro, recorded
 from bench.serve import SECONDS, WARM_UP, started
+from bench.served import serving
 from exporter.config import AnalysisConfig
 from exporter.pipeline import Pipeline
 
@@ -48,27 +46,13 @@ def _polls(engines: int) -> list[float]:
 
 async def _served(engines: int) -> tuple[float, float]:
     """Share of a core, and resident memory in MiB, of a process that watches such a server."""
-    own = itertools.cycle(bodies(engines))
-
-    async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=next(own), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
-    try:
-        with started(
-            "-m", "exporter", "serve", "--target.url", url, "--web.listen-address", "127.0.0.1:0"
-        ) as process:
+    async with serving(bodies(engines)) as vllm:
+        serve = ("-m", "exporter", "serve", "--target.url", vllm.url, "--web.listen-address", "127.0.0.1:0")
+        with started(*serve) as process:
             await asyncio.sleep(WARM_UP)
             before, start = process.cpu_seconds(), time.monotonic()
             await asyncio.sleep(SECONDS / 2)
             return (process.cpu_seconds() - before) / (time.monotonic() - start), process.memory()[0]
-    finally:
-        await runner.cleanup()
 
 
 def run() -> list[Row]:

@@ -6,40 +6,18 @@ the pace that it names. ``BENCH_SECONDS=10`` measures for a shorter time than a 
 
 import asyncio
 import gzip
-import itertools
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import aiohttp
-from aiohttp import web
 
 from bench import Row
 from bench.reader import storm
 from bench.serve import SECONDS, WARM_UP, Process, started
+from bench.served import serving
 
 PAGES = 10
 PACKED = {"Accept-Encoding": "gzip"}
-
-
-@asynccontextmanager
-async def _vllm() -> AsyncIterator[str]:
-    """A server that answers with the bodies of a storm; the URL of its metrics."""
-    bodies = itertools.cycle(storm())
-
-    async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=next(bodies), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
-    finally:
-        await runner.cleanup()
 
 
 async def _look(base: str, after: float, end: float) -> tuple[int, int]:
@@ -77,8 +55,8 @@ async def _spent(process: Process, pages: int, seconds: float) -> tuple[float, l
 
 
 async def _measure() -> list[Row]:
-    async with _vllm() as url:
-        serve = ("-m", "exporter", "serve", "--target.url", url, "--web.listen-address", "127.0.0.1:0")
+    async with serving(storm()) as vllm:
+        serve = ("-m", "exporter", "serve", "--target.url", vllm.url, "--web.listen-address", "127.0.0.1:0")
         with started(*serve) as process:
             await asyncio.sleep(WARM_UP)
             alone, _ = await _spent(process, 0, SECONDS / 2)

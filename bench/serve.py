@@ -6,7 +6,6 @@ for a shorter time than a minute.
 """
 
 import asyncio
-import itertools
 import os
 import re
 import subprocess
@@ -18,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
-from aiohttp import web
 
 from bench import Row
 from bench.reader import storm
+from bench.served import serving
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))
 WARM_UP = 3.0  # imports and the first polls are no running costs
@@ -98,35 +97,19 @@ def _content(log) -> bytes:
 
 
 async def _measure() -> list[Row]:
-    bodies = itertools.cycle(storm())
-    polls = 0
-
-    async def metrics(_request: web.Request) -> web.Response:
-        nonlocal polls
-        polls += 1
-        return web.Response(body=next(bodies), headers={"Content-Type": "text/plain; version=0.0.4"})
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/metrics"
-    serve = ("-m", "exporter", "serve", "--target.url", url, "--web.listen-address", "127.0.0.1:0")
-    try:
-        with started(*serve) as ours, started("-c", BARE, url) as bare:
+    async with serving(storm()) as vllm:
+        serve = ("-m", "exporter", "serve", "--target.url", vllm.url, "--web.listen-address", "127.0.0.1:0")
+        with started(*serve) as ours, started("-c", BARE, vllm.url) as bare:
             await _scrape(WARM_UP, ours, bare)
-            before, polls = [one.cpu_seconds() for one in (ours, bare)], 0
+            before, vllm.polls = [one.cpu_seconds() for one in (ours, bare)], 0
             start = time.monotonic()
             await _scrape(SECONDS, ours, bare)
             seconds = time.monotonic() - start
             cpu = [one.cpu_seconds() - spent for one, spent in zip((ours, bare), before, strict=True)]
-            assert polls >= 2 * (int(seconds) - 1), (
-                f"wanted two polls a second, got {polls} in {seconds:.0f} s"
+            assert vllm.polls >= 2 * (int(seconds) - 1), (
+                f"wanted two polls a second, got {vllm.polls} in {seconds:.0f} s"
             )
             (rss, pss), (bare_rss, bare_pss) = ours.memory(), bare.memory()
-    finally:
-        await runner.cleanup()
     return [
         Row(f"one core at 1 Hz, over {seconds:.0f} s", 100 * cpu[0] / seconds, "%", 0.5, "at most"),
         Row("the same of the bare process", 100 * cpu[1] / seconds, "%"),

@@ -5,7 +5,8 @@ Each says in words what is wanted, and reads a text or what YAML made of it.
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from exporter.config.facts import FACTS, Fact, parse_facts
@@ -125,29 +126,26 @@ def _read_labels(raw: object) -> Mapping[str, str]:
         raw = {name.strip(): value.strip() for name, _, value in pairs}
     if not isinstance(raw, Mapping):
         raise Refused(f": expected {LABELS.wanted}, got {shape(raw)}")
-    problems: list[str] = []
-    for name, value in raw.items():
-        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name in _OWN_LABELS:
-            problems.append(f".{name}: expected the name of a label that is none of {', '.join(_OWN_LABELS)}")
-        elif not isinstance(value, str) or not value.isprintable():
-            problems.append(f".{name}: expected a printable text")
-    if problems:
-        raise Refused(*problems)
-    return raw
+    return _labels(raw, lambda name: name not in _OWN_LABELS, f" that is none of {', '.join(_OWN_LABELS)}")
 
 
 def _read_target_labels(raw: object) -> Mapping[str, str]:
     if not isinstance(raw, Mapping):
         raise Refused(f": expected {TARGET_LABELS.wanted}, got {shape(raw)}")
+    return _labels(raw, lambda name: not name.startswith("__"), ", which does not begin with __")
+
+
+def _labels(given: Mapping[str, Any], allowed: Callable[[str], bool], which: str) -> Mapping[str, str]:
+    """Labels whose names are allowed; `which` says which are."""
     problems = []
-    for name, value in raw.items():
-        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
-            problems.append(f".{name}: expected the name of a label, which does not begin with __")
+    for name, value in given.items():
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or not allowed(name):
+            problems.append(f".{name}: expected the name of a label{which}")
         elif not isinstance(value, str) or not value.isprintable():
             problems.append(f".{name}: expected a printable text")
     if problems:
         raise Refused(*problems)
-    return raw
+    return given
 
 
 def _read_globs(raw: object) -> tuple[str, ...]:
