@@ -33,7 +33,7 @@ fuzz: setup
 	cd tests && ../$(PY) -m fuzz
 
 docs: setup
-	$(PY) -m exporter.publish.reference .
+	$(PY) -m docs.generator.reference .
 	$(PY) -m exporter rules --format prometheusrule >deploy/kustomize/monitoring/prometheusrule.yaml
 
 screenshots: setup

@@ -11,8 +11,8 @@ from bench import Row
 from bench.reader import micro, recorded
 from bench.serve import SECONDS, WARM_UP, started
 from bench.served import serving
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline
 
 ENGINES = (1, 2, 4, 8, 16)
 MOST = max(ENGINES)

@@ -26,8 +26,8 @@ from aiohttp import web
 from bench import Row
 from bench.reader import micro, ratios, recorded
 from bench.serve import BARE, Process, started
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig, PollConfig, TargetConfig
-from exporter.pipeline import Pipeline
 from exporter.vllm.client import MetricsClient
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))

@@ -15,17 +15,17 @@ from typing import TypeVar
 from bench import Row
 from bench.reader import micro
 from exporter.analysis.baseline import Baseline
+from exporter.analysis.engine import Engine
 from exporter.analysis.findings import findings
 from exporter.analysis.history import History
-from exporter.analysis.limits import Limits
+from exporter.analysis.pipeline import Pipeline
+from exporter.analysis.server_facts import Limits
 from exporter.analysis.signals import Windows, compute
 from exporter.analysis.situation import describe
 from exporter.analysis.verdicts import Judge
 from exporter.config import AnalysisConfig
-from exporter.engine import Engine
-from exporter.pipeline import Pipeline
-from exporter.recording import Header, Poll, read
 from exporter.vllm.exposition import _OTHER_LINES, Reader
+from exporter.vllm.recording import Header, Poll, read
 
 RECORDING = Path(__file__).parent.parent / "tests" / "recordings" / "0.26.0-exhaustion.jsonl.gz"
 ROUNDS = 5

@@ -16,14 +16,14 @@ from playwright.sync_api import sync_playwright
 from prometheus_client import CollectorRegistry
 
 from bench.png import shrink
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.fake import Play
-from exporter.pipeline import Pipeline
-from exporter.publish.markup import TargetView, View
-from exporter.publish.page import Page
-from exporter.publish.timeline import Timeline
-from exporter.publish.web import WebServer, make_app
-from exporter.simulation.scenarios import SCENARIOS, Act, Scenario
+from exporter.publish.page.markup import TargetView, View
+from exporter.publish.page.renderer import Page
+from exporter.publish.page.timeline import Timeline
+from exporter.publish.web.app import WebServer, make_app
+from exporter.standin.scenarios import SCENARIOS, Act, Scenario
+from exporter.standin.server import Play
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 MOST_BYTES = 150_000

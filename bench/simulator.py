@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from bench import Row
-from exporter.simulate import simulated
+from exporter.commands.simulate import simulated
 from exporter.simulation.arrivals import Poisson
-from exporter.simulation.dice import Dice
+from exporter.simulation.rng import Dice
 from exporter.simulation.run import simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import nanoseconds

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from exporter import __version__, logs, loop
+from exporter import __version__
 from exporter.config import Config, ConfigError, TargetConfig, add_flags, describe, flags_given, load
 from exporter.config.options import Refused, duration
 from exporter.rules.options import add_arguments as add_rule_arguments
+from exporter.runtime import logs, loop
 
 __all__ = ["main"]
 
@@ -262,7 +263,7 @@ def _add_dashboards(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_scenario(parser: argparse.ArgumentParser) -> None:
-    from exporter.simulation.scenarios import RECORDED, SCENARIOS  # noqa: PLC0415 (read when it is asked)
+    from exporter.standin.scenarios import RECORDED, SCENARIOS  # noqa: PLC0415 (read when it is asked)
 
     parser.add_argument(
         "--scenario",
@@ -274,13 +275,13 @@ def _add_scenario(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_whatif(parser: argparse.ArgumentParser) -> None:
-    from exporter import whatif  # noqa: PLC0415 (as above)
+    from exporter.commands import whatif  # noqa: PLC0415 (as above)
 
     whatif.add_arguments(parser)
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
-    from exporter import simulate  # noqa: PLC0415 (as above)
+    from exporter.commands import simulate  # noqa: PLC0415 (as above)
 
     simulate.add_arguments(parser)
 
@@ -310,20 +311,20 @@ def _add_for(parser: argparse.ArgumentParser) -> None:
 def _serve(options: argparse.Namespace, config: Config) -> int:
     if options.check:
         if config.web.config.file:
-            from exporter.publish import webconfig  # noqa: PLC0415 (most have none)
+            from exporter.publish.web import webconfig  # noqa: PLC0415 (most have none)
 
             webconfig.Guard(config.web.config.file)
         print(describe(config), end="")
         return OK
-    from exporter import serve  # noqa: PLC0415 (the other commands need no server)
+    from exporter.runtime import sidecar  # noqa: PLC0415 (the other commands need no server)
 
-    loop.run(serve.run(config, functools.partial(load, flags_given(options), os.environ, _read_text)))
+    loop.run(sidecar.run(config, functools.partial(load, flags_given(options), os.environ, _read_text)))
     loop.ignore_signals()
     return OK
 
 
 def _check(options: argparse.Namespace, config: Config) -> int:
-    from exporter import check  # noqa: PLC0415 (as above)
+    from exporter.commands import check  # noqa: PLC0415 (as above)
     from exporter.publish.terminal import coloured, plain  # noqa: PLC0415
 
     logging.getLogger().setLevel(logging.ERROR)  # the report says it all
@@ -340,10 +341,10 @@ def _check(options: argparse.Namespace, config: Config) -> int:
 
 
 def _whatif(options: argparse.Namespace, config: Config) -> int:
-    from exporter import whatif  # noqa: PLC0415 (as above)
-    from exporter.recording import RecordingError  # noqa: PLC0415
-    from exporter.simulation.present import PresentError  # noqa: PLC0415
+    from exporter.commands import whatif  # noqa: PLC0415 (as above)
+    from exporter.simulation.from_status import PresentError  # noqa: PLC0415
     from exporter.simulation.workload import WorkloadError  # noqa: PLC0415
+    from exporter.vllm.recording import RecordingError  # noqa: PLC0415
 
     try:
         whatif.run(options, config, out=sys.stdout, err=sys.stderr)
@@ -357,13 +358,13 @@ def _whatif(options: argparse.Namespace, config: Config) -> int:
 
 
 def _simulate(options: argparse.Namespace, _config: Config) -> int:
-    from exporter import simulate  # noqa: PLC0415 (as above)
+    from exporter.commands import simulate  # noqa: PLC0415 (as above)
 
     return simulate.run(options)
 
 
 def _record(options: argparse.Namespace, config: Config) -> int:
-    from exporter import record  # noqa: PLC0415 (as above)
+    from exporter.commands import record  # noqa: PLC0415 (as above)
 
     progress = _Progress()
     if progress.terminal:
@@ -392,8 +393,8 @@ def _record(options: argparse.Namespace, config: Config) -> int:
 
 
 def _replay(options: argparse.Namespace, config: Config) -> int:
-    from exporter import replay  # noqa: PLC0415 (as above)
-    from exporter.recording import RecordingError  # noqa: PLC0415
+    from exporter.commands import replay  # noqa: PLC0415 (as above)
+    from exporter.vllm.recording import RecordingError  # noqa: PLC0415
 
     line = replay.as_json if options.format == "json" else replay.as_text
     try:
@@ -408,7 +409,7 @@ def _replay(options: argparse.Namespace, config: Config) -> int:
 
 
 def _dashboards(options: argparse.Namespace, _config: Config) -> int:
-    from exporter import dashboards  # noqa: PLC0415 (as above)
+    from exporter.commands import dashboards  # noqa: PLC0415 (as above)
 
     try:
         for line in dashboards.run(options, os.environ):
@@ -420,7 +421,7 @@ def _dashboards(options: argparse.Namespace, _config: Config) -> int:
 
 
 def _rules(options: argparse.Namespace, _config: Config) -> int:
-    from exporter.rules.command import OptionsError, printed  # noqa: PLC0415 (as above)
+    from exporter.commands.rules import OptionsError, printed  # noqa: PLC0415 (as above)
 
     try:
         print(printed(options), end="")
@@ -431,7 +432,7 @@ def _rules(options: argparse.Namespace, _config: Config) -> int:
 
 
 def _demo(options: argparse.Namespace, config: Config) -> int:
-    from exporter import demo  # noqa: PLC0415 (as above)
+    from exporter.commands import demo  # noqa: PLC0415 (as above)
 
     logging.getLogger().setLevel(logging.WARNING)  # the demo's own lines are for the terminal
     say = functools.partial(print, flush=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from exporter.analysis.history import History
+from exporter.analysis.pipeline import EngineReading, Pipeline, TargetReading
 from exporter.config import AnalysisConfig
-from exporter.pipeline import EngineReading, Pipeline, TargetReading
-from exporter.recording import Header, Poll, read
+from exporter.vllm.recording import Header, Poll, read
 
 TESTS = Path(__file__).parent
 RECORDINGS = TESTS / "recordings"

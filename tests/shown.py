@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import Advice, Advised, Withheld
+from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.verdicts import Judgement
-from exporter.pipeline import TargetReading
-from exporter.publish.markup import TargetView, View
-from exporter.publish.page import Page
-from exporter.publish.timeline import Timeline
-from exporter.publish.web import WebServer, make_app
+from exporter.publish.page.markup import TargetView, View
+from exporter.publish.page.renderer import Page
+from exporter.publish.page.timeline import Timeline
+from exporter.publish.web.app import WebServer, make_app
 
 URL = "http://vllm:8000/metrics"
 WALL = 1_750_000_000.0  # 15:06:40 UTC at the clock's zero

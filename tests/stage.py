@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from bodies import body, engine
 
 from exporter.analysis.fixes import Advice
+from exporter.analysis.pipeline import EngineReading, ModelReading, Pipeline, TargetReading
 from exporter.analysis.situation import Situation, describe
 from exporter.config import AnalysisConfig
-from exporter.pipeline import EngineReading, ModelReading, Pipeline, TargetReading
 
 Part = float | Callable[[float], float] | None
 

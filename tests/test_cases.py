@@ -12,9 +12,9 @@ import yaml
 
 from exporter.analysis import catalogue
 from exporter.analysis.signals import NAMES
+from exporter.commands.replay import readings
 from exporter.config import Config
-from exporter.replay import readings
-from exporter.report import poll_object
+from exporter.publish.status import poll_object
 
 CASES = Path(__file__).parent / "cases"
 TABLE = catalogue.load()

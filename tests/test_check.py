@@ -7,11 +7,12 @@ import pytest
 from recorded import EXHAUSTION, polls, replayed
 from running import Upstream
 
-from exporter import check, loop
 from exporter.analysis.catalogue import Severity
 from exporter.cli import main
+from exporter.commands import check
 from exporter.config import AnalysisConfig
 from exporter.publish.terminal import coloured, number, plain, report
+from exporter.runtime import loop
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from running import ANYWHERE, FAST, Command, Upstream, until
 
-from exporter import __version__, cli, demo
+from exporter import __version__, cli
 from exporter.analysis.signals import NAMES
+from exporter.commands import demo
 from exporter.config import OPTIONS, Config
-from exporter.recording import Header, Poll, RecordingError, Writer, read
-from exporter.vllm import probes
+from exporter.vllm import prober
 from exporter.vllm.exposition import Reader
 from exporter.vllm.names import COUNTERS
+from exporter.vllm.recording import Header, Poll, RecordingError, Writer, read
 
 HIDDEN = "hunter2-is-not-shown"
 COMMANDS = ("serve", "record", "replay", "demo", "whatif")
@@ -624,7 +625,7 @@ def test_a_recordings_header_holds_what_the_server_told(run, tmp_path, monkeypat
     async def ask(_client):
         return {"/version": {"version": "0.26.0"}}
 
-    monkeypatch.setattr(probes, "ask", ask)
+    monkeypatch.setattr(prober, "ask", ask)
     path = tmp_path / "run.jsonl"
     with Upstream(BODY) as upstream:
         run("record", upstream.url, "-o", path, "--for", "500ms", *FAST)

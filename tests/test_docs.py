@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.publish.reference import current, rewritten
+from docs.generator.reference import current, rewritten
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from exporter.analysis.history import KEEP_POLLS
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline
-from exporter.publish.metrics import ReadingCollector
-from exporter.publish.own import OwnMetrics
-from exporter.publish.timeline import POINTS, Timeline
+from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.table import ReadingCollector
+from exporter.publish.page.timeline import POINTS, Timeline
+from exporter.runtime.poller import Pace, Watcher
 from exporter.vllm.client import Answer
-from exporter.watch import Pace, Watcher
 
 DAY = 86_400
 BOUNDED = 12_000

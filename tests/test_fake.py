@@ -11,9 +11,11 @@ import urllib.request
 import pytest
 from running import PATIENCE, Command, free_port, until
 
-from exporter import cli, demo, fake
+from exporter import cli
+from exporter.commands import demo
 from exporter.config import Config, PollConfig, WebConfig
-from exporter.simulation.scenarios import SCENARIOS, Scenario
+from exporter.standin.scenarios import SCENARIOS, Scenario
+from exporter.standin.server import FakeServer
 from exporter.vllm.exposition import Reader
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -118,7 +120,7 @@ def test_while_it_is_down_connections_are_refused(monkeypatch):
     monkeypatch.setitem(SCENARIOS, "restart", quick(SCENARIOS["restart"], 40))
 
     async def watch():
-        server = fake.FakeServer(
+        server = FakeServer(
             "restart", host="127.0.0.1", port=free_port(), version="0.32.0", model="m", seed=1
         )
         url = await server.start()

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.registry import Collector
 from served import BODY, Server, got, servers, until
 
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import (
     AlertmanagerConfig,
     AnalysisConfig,
@@ -28,14 +29,13 @@ from exporter.config import (
     TargetConfig,
     WebConfig,
 )
-from exporter.fleet import RESERVED
-from exporter.pipeline import Pipeline
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS, PREFIX, ReadingCollector
-from exporter.publish.own import OwnMetrics, PollCounts
-from exporter.publish.scrape import Scrape
-from exporter.serve import Sidecar
+from exporter.publish.metrics.scrape import Scrape
+from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, PREFIX, ReadingCollector
+from exporter.runtime.fleet import RESERVED
+from exporter.runtime.poller import Gate, Pace, PollOutcome, phase
+from exporter.runtime.sidecar import Sidecar
 from exporter.vllm.client import Answer
-from exporter.watch import Gate, Pace, PollOutcome, phase
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 FAST = PollConfig(interval=0.1, timeout=1.0)
@@ -292,7 +292,7 @@ def test_targets_come_and_go_without_a_restart(tmp_path, caplog):
                 assert len(two.polls) == polls
                 return [record.getMessage() for record in caplog.records]
 
-    with caplog.at_level(logging.INFO, logger="exporter.fleet"):
+    with caplog.at_level(logging.INFO, logger="exporter.runtime.fleet"):
         messages = asyncio.run(scenario())
     assert [message.partition(" t")[0] for message in messages if "127" in message].count("target found") == 2
     assert sum("target gone" in message for message in messages) == 1

@@ -26,9 +26,9 @@ from recorded import (
     value,
 )
 
+from exporter.analysis.pipeline import FORGET_SECONDS, MAX_REMEMBERED, UNREADABLE, Pipeline, TargetReading
 from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig
-from exporter.pipeline import FORGET_SECONDS, MAX_REMEMBERED, UNREADABLE, Pipeline, TargetReading
 
 
 def fresh(interval: float = 1.0, **facts: object) -> Pipeline:

@@ -10,12 +10,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from running import ANYWHERE, FAST, Command, Upstream, until
 
+from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline, TargetReading
-from exporter.publish.metrics import ReadingCollector
-from exporter.publish.own import OwnMetrics
+from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.table import ReadingCollector
+from exporter.runtime.poller import PollOutcome
 from exporter.vllm.client import Answer
-from exporter.watch import PollOutcome
 
 pytestmark = pytest.mark.programs
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.recording import Header, Poll, RecordingError, Writer, anonymise, read
+from exporter.vllm.recording import Header, Poll, RecordingError, Writer, anonymise, read
 
 RECORDINGS = Path(__file__).parent / "recordings"
 EXPOSITIONS = Path(__file__).parent / "expositions"
@@ -171,7 +171,7 @@ def test_each_poll_is_on_file_before_write_returns(tmp_path):
 
 KILLED_WRITER = """
 import itertools, sys
-from exporter.recording import Header, Poll, Writer
+from exporter.vllm.recording import Header, Poll, Writer
 writer = Writer(sys.argv[1], Header("killed"))
 for number in itertools.count(1):
     writer.write(Poll(float(number), b"%d " % number * 5000))

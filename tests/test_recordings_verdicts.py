@@ -20,9 +20,9 @@ from recorded import (
 )
 from stage import engine_of, fixes, found, sequence, verdicts
 
+from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.signals import NAMES
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline
 
 THRASH = "preemption_thrash"
 NO_PREFIX_CACHE, NEWER = "0.26.0-exhaustion-no-prefix-cache", "0.32.0-exhaustion"

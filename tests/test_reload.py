@@ -16,11 +16,11 @@ from served import until as sooner_or_later
 
 from exporter.config import AnalysisConfig, Config, ConfigError, DnsTargetsConfig, PollConfig, WebConfig
 from exporter.config import TargetConfig as Target
-from exporter.fleet import Clocks, Fleet
-from exporter.publish.alertmanager import Notifier
-from exporter.publish.own import OwnMetrics
-from exporter.serve import RELOAD, Sidecar
-from exporter.targets import DnsSource, StaticSource
+from exporter.publish.alerts.push import Notifier
+from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.runtime.discovery import DnsSource, StaticSource
+from exporter.runtime.fleet import Clocks, Fleet
+from exporter.runtime.sidecar import RELOAD, Sidecar
 
 GOOD = "vllm_pressure_exporter_config_last_reload_successful"
 AT = "vllm_pressure_exporter_config_last_reload_success_timestamp_seconds"

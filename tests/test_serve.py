@@ -21,9 +21,9 @@ import pytest
 import recorded
 from running import ANYWHERE, FAST, Command, Upstream, until
 
-from exporter import loop
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig
-from exporter.serve import Sidecar, shown_url
+from exporter.runtime import loop
+from exporter.runtime.sidecar import Sidecar, shown_url
 
 HIDDEN = "hunter2-is-not-shown"
 PROMPT = 2.0  # seconds within which a stopped sidecar is gone
@@ -158,7 +158,8 @@ def test_what_runs_all_day_does_not_load_requests():
     """Nor, for the command line alone, any HTTP at all."""
     code = (
         "import sys, exporter.cli; assert 'aiohttp' not in sys.modules, 'aiohttp';"
-        "import exporter.serve, exporter.record; assert 'requests' not in sys.modules, 'requests'"
+        "import exporter.runtime.sidecar, exporter.commands.record;"
+        "assert 'requests' not in sys.modules, 'requests'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -396,7 +397,7 @@ def while_it_starts(number: signal.Signals) -> str:
         "from exporter.cli import main\n"
         "class Sent:\n"
         "    def find_spec(self, name, *_):\n"
-        f"        if name == 'exporter.serve': os.kill(os.getpid(), {number.value})\n"
+        f"        if name == 'exporter.runtime.sidecar': os.kill(os.getpid(), {number.value})\n"
         "sys.meta_path.insert(0, Sent())\n"
         "sys.exit(main())\n"
     )

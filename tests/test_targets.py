@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from exporter import targets
 from exporter.config import DnsTargetsConfig, FileTargetsConfig, Secret, TargetConfig, TlsConfig
-from exporter.targets import DnsSource, FileSource, StaticSource, name_of
+from exporter.runtime import discovery
+from exporter.runtime.discovery import DnsSource, FileSource, StaticSource, name_of
 
 RESERVED = frozenset({"target", "verdict", "model_name", "engine"})
 HIDDEN = "hunter2-is-not-shown"
@@ -78,8 +78,8 @@ def test_a_value_that_cannot_be_used_is_left_out(caplog, value):
 def test_labels_are_bounded_in_number(caplog):
     """Whoever writes the file does not decide how large a scrape is."""
     kept, told = labels_of({f"l{number:02}": "x" for number in range(100)}, caplog)
-    assert len(kept) == targets.MOST_LABELS
-    assert 0 < len(told) <= targets._MOST_TOLD
+    assert len(kept) == discovery.MOST_LABELS
+    assert 0 < len(told) <= discovery._MOST_TOLD
 
 
 # DNS
@@ -185,7 +185,7 @@ def test_a_name_without_addresses_has_no_targets():
 
 def test_a_name_server_that_does_not_answer_is_not_asked_again_meanwhile(monkeypatch):
     """A look-up in a thread cannot be stopped; its answer counts whenever it comes."""
-    monkeypatch.setattr(targets, "LOOK_UP_SECONDS", 0.02)
+    monkeypatch.setattr(discovery, "LOOK_UP_SECONDS", 0.02)
     asked = []
 
     async def scenario():

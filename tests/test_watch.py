@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline
+from exporter.runtime.poller import JUDGED_POLLS, PATIENT_FAILURES, SLOWEST_SECONDS, Pace, Watcher
 from exporter.vllm.client import Answer
-from exporter.watch import JUDGED_POLLS, PATIENT_FAILURES, SLOWEST_SECONDS, Pace, Watcher
 
 BODY = bodies.body(bodies.engine(running=3, waiting=0, kv=0.4, preemptions=0))
 
@@ -240,7 +240,7 @@ class World:
 @pytest.fixture
 def lines(caplog):
     """Level and text of each line that the watcher logs."""
-    caplog.set_level(logging.INFO, "exporter.watch")
+    caplog.set_level(logging.INFO, "exporter.runtime.poller")
     return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
 
 

@@ -13,10 +13,12 @@ import pytest
 import recorded
 from running import Command, until
 
-from exporter import cli, fake, whatif
+from exporter import cli
+from exporter.commands import whatif
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig, WhatIfConfig
-from exporter.publish import forecasts
-from exporter.serve import Sidecar
+from exporter.publish.web import forecasts
+from exporter.runtime.sidecar import Sidecar
+from exporter.standin.server import FakeServer
 
 STORM = recorded.RECORDINGS / f"{recorded.EXHAUSTION}.jsonl.gz"
 WORKLOAD = "tests/simulation/truth/workload.json"
@@ -172,7 +174,7 @@ def watched():
     ready, done, found = threading.Event(), threading.Event(), {}
 
     async def live():
-        server = fake.FakeServer("storm", host="127.0.0.1", port=0, version="0.32.0", model="m", seed=1)
+        server = FakeServer("storm", host="127.0.0.1", port=0, version="0.32.0", model="m", seed=1)
         url = await server.start()
         config = Config(
             targets=(TargetConfig(url=f"{url}/metrics"),),

@@ -5,7 +5,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS, TARGET_VERDICTS
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, TARGET_VERDICTS
 from exporter.vllm.names import NAMES, Name, spellings, version_key
 
 __all__ = [

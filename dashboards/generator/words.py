@@ -7,7 +7,7 @@ from typing import Any, Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.config import AnalysisConfig
-from exporter.publish.alerts import RUNBOOK_BASE
+from exporter.publish.alerts.table import RUNBOOK_BASE
 from generator.panels import by_name, by_query, mapping
 
 __all__ = [

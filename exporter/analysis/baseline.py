@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from exporter.analysis.history import History
-from exporter.analysis.middle import median
+from exporter.analysis.median import median
 
 __all__ = ["Baseline", "Pace", "Slice"]
 

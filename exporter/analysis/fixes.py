@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.demand import Held, held_context, need, seats_that_fit
+from exporter.analysis.kv_demand import Held, held_context, need, seats_that_fit
 from exporter.analysis.situation import Situation
 from exporter.vllm.names import version_key
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from exporter.config import arguments
 from exporter.config.facts import FACTS, Fact, parse_facts
 from exporter.config.options import MASK, TEXT, Kind, Refused, Secret, attempt, entries, scalar, shape
-from exporter.vllm import arguments
 
 __all__ = [
     "ADDRESS", "ARGUMENTS", "BASE_URL", "FAMILY", "GLOBS", "HEADERS", "HOST_NAME", "LABELS", "PATH", "PREFIX",

@@ -6,10 +6,10 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
+from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import Advice
-from exporter.engine import EngineReading
-from exporter.pipeline import TargetReading
-from exporter.report import engine_names
+from exporter.analysis.pipeline import TargetReading
+from exporter.publish.status import engine_names
 
 __all__ = ["Paint", "coloured", "headline", "plain", "report"]
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from exporter.analysis.catalogue import Severity, Verdict
 from exporter.config import AnalysisConfig
-from exporter.publish.alerts import PAGE_SHARE, Alert
+from exporter.publish.alerts.table import PAGE_SHARE, Alert
 from exporter.rules.promql import Series, aggregated, equals
 
 __all__ = ["Conditions"]

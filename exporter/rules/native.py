@@ -9,7 +9,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
-from exporter.publish.alerts import FIXES_SHOWN, PAGE_SHARE, Scope
+from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, Scope
 from exporter.rules import template
 from exporter.rules.form import Group, Rule, alert_names
 from exporter.rules.native_alerts import NativeAlert, native_alerts

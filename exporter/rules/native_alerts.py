@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.catalogue import Severity
-from exporter.publish.alerts import Number
+from exporter.publish.alerts.table import Number
 from exporter.rules.form import Hold
 from exporter.rules.native_signals import RECORDED, recorded
 from exporter.rules.options import Thresholds

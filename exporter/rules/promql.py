@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Final
 
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 
 __all__ = ["Series", "aggregated", "block", "equals"]
 

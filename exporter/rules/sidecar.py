@@ -5,7 +5,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity, Watching
-from exporter.publish.alerts import IDENTITY, Alert, alerts
+from exporter.publish.alerts.table import IDENTITY, Alert, alerts
 from exporter.rules import times
 from exporter.rules.conditions import Conditions
 from exporter.rules.fleet import fleet

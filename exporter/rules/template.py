@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Verdict
-from exporter.publish.alerts import FIXES_SHOWN, Number, Scope, description, fix_line, subject
+from exporter.publish.alerts.table import FIXES_SHOWN, Number, Scope, description, fix_line, subject
 from exporter.rules.promql import Series
 
 __all__ = ["asked", "dashboard_url", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]

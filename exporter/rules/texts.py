@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exporter.analysis.catalogue import Verdict
-from exporter.publish.alerts import NUMBERS, Alert
+from exporter.publish.alerts.table import NUMBERS, Alert
 from exporter.rules import template
 from exporter.rules.options import Options
 from exporter.rules.promql import Series

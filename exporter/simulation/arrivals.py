@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from exporter.simulation.dice import Dice
+from exporter.simulation.rng import Dice
 from exporter.simulation.timing import NANOSECONDS
 from exporter.simulation.workload import Request
 

@@ -1,9 +1,9 @@
 """What each request holds of the pool: vLLM's KV cache manager, and the classic recovery's swap space."""
 
-from exporter.simulation.live import Live
+from exporter.simulation.counters import Totals
+from exporter.simulation.in_flight import Live
 from exporter.simulation.pool import Pool, SharedBlock
 from exporter.simulation.settings import Engine
-from exporter.simulation.totals import Totals
 
 __all__ = ["KvManager"]
 

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from exporter.analysis import holding
-from exporter.analysis.holding import Moments
+from exporter.analysis import kv_formulas
+from exporter.analysis.kv_formulas import Moments
 from exporter.simulation.arrivals import Arrivals, Closed, Poisson, Timed
-from exporter.simulation.dice import Dice
+from exporter.simulation.rng import Dice
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
 from exporter.simulation.workload import Lengths, Request, made_up
@@ -115,9 +115,9 @@ def observed_load(
 
 
 def held_tokens(load: Load) -> tuple[float, float]:
-    """Return mean and standard deviation of the tokens a *running* request holds (`holding.held`)."""
+    """Return mean and standard deviation of the tokens a *running* request holds (`kv_formulas.held`)."""
     prompts, outputs = load.lengths()
-    return holding.held(moments(prompts), moments(outputs))
+    return kv_formulas.held(moments(prompts), moments(outputs))
 
 
 def moments(lengths: Lengths) -> Moments:
@@ -142,6 +142,6 @@ def _power_sum(n: int, power: int) -> int:
 
 
 def fitting_seats(load: Load, engine: Engine) -> int:
-    """Return the most requests whose held tokens fit into the pool (`holding.seats`), at least 1."""
+    """Return the most requests whose held tokens fit into the pool (`kv_formulas.seats`), at least 1."""
     capacity = engine.usable_blocks * engine.block_size
-    return max(1, holding.seats(capacity, *held_tokens(load), engine.block_size))
+    return max(1, kv_formulas.seats(capacity, *held_tokens(load), engine.block_size))

@@ -5,12 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exporter.simulation.arrivals import Arrivals
-from exporter.simulation.live import Live
+from exporter.simulation.counters import Totals
+from exporter.simulation.in_flight import Live
+from exporter.simulation.latency_histogram import Spread
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
-from exporter.simulation.spread import Spread
 from exporter.simulation.timing import NANOSECONDS
-from exporter.simulation.totals import Totals
 
 __all__ = ["Result", "Run", "simulate"]
 

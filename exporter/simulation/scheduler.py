@@ -15,17 +15,17 @@ With async scheduling a step is scheduled before the last one's output is known:
 keeps its seat and its blocks for one step more (it is "lame"), and arrivals are seen one step later.
 
 A step costs time only for what changes in it, and steps in which only counters move are glided over:
-see `exporter.simulation.roster`.
+see `exporter.simulation.running`.
 """
 
 from typing import TYPE_CHECKING
 
+from exporter.simulation.counters import Totals
+from exporter.simulation.in_flight import ByPriority, FirstCome, Live, Queue, State
 from exporter.simulation.kv import KvManager
-from exporter.simulation.live import ByPriority, FirstCome, Live, Queue, State
 from exporter.simulation.pool import SharedBlock
-from exporter.simulation.roster import Roster
+from exporter.simulation.running import Roster
 from exporter.simulation.settings import Engine
-from exporter.simulation.totals import Totals
 from exporter.simulation.workload import Request
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from exporter.simulation.dice import Dice
+from exporter.simulation.rng import Dice
 from exporter.simulation.timing import nanoseconds
 
 __all__ = ["Lengths", "Request", "WorkloadError", "made_up", "parse_trace", "parse_workload"]

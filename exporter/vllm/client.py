@@ -22,8 +22,9 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from exporter import __version__, tls
+from exporter import __version__
 from exporter.config import PollConfig, TargetConfig
+from exporter.net import tls
 
 __all__ = ["REASONS", "Answer", "JsonAnswer", "MetricsClient"]
 

@@ -131,7 +131,7 @@ CACHE_LABEL_SINCE: Final = {
 }
 
 
-# What a page that is made up must fill (`exporter.vllm.printed`): our word -> the name on pages of 0.26 and
+# What a page that is made up must fill (`exporter.standin.metrics_page`): our word -> the name on pages of 0.26 and
 # later, without prefix. A histogram's name stands for its buckets, count and sum.
 PRINTED: Final = {
     "running": "num_requests_running",

@@ -5,7 +5,7 @@ import math
 import pytest
 from stage import Stage, situation
 
-from exporter.analysis.demand import held_context, need, seats_that_fit
+from exporter.analysis.kv_demand import held_context, need, seats_that_fit
 
 # 64 requests on a real server of 300 blocks of 32 tokens, one of them reserved: prompts of 50 to 400
 # tokens, answers of 200 to 800. Sixteen seats ended its preemptions, and four or eight would have cost

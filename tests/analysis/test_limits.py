@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.analysis.limits import Limits, merge, parse_arguments
-from exporter.config import FACTS, parse_facts
-from exporter.vllm import arguments
+from exporter.analysis.server_facts import Limits, merge, parse_arguments
+from exporter.config import FACTS, arguments, parse_facts
 from exporter.vllm.exposition import CacheConfig
 
 HIDDEN = "sk-s3cr3t"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.analysis.target import TargetState, judge_target
+from exporter.analysis.target_verdict import TargetState, judge_target
 
 GOOD = TargetState(
     answered=True, since_good=0.0, since_start=100.0, grace=900.0, patience=5.0, engines=1, missing=0

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.engine import ENGINE_VERDICTS, EngineReading
+from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
-from exporter.engine import ENGINE_VERDICTS, EngineReading
-from exporter.pipeline import Pipeline, TargetReading
-from exporter.report import poll_object, status_object
+from exporter.publish.status import poll_object, status_object
 
 TABLE = catalogue.load()
 LIFE = {"unreachable", "sleeping", "metrics_missing", "data_untrusted"}

@@ -18,10 +18,10 @@ from shown import Shown, several, wearing
 from stage import Stage
 
 from exporter.analysis import catalogue
+from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline, TargetReading
-from exporter.publish import page as published
-from exporter.recording import read
+from exporter.publish.page import renderer as published
+from exporter.vllm.recording import read
 
 pytestmark = pytest.mark.programs
 

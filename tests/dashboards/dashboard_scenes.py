@@ -27,13 +27,13 @@ from prometheus_client.exposition import generate_latest  # noqa: E402
 from prometheus_client.registry import Collector  # noqa: E402
 from stage import Stage  # noqa: E402
 
+from exporter.analysis.pipeline import Pipeline, TargetReading  # noqa: E402
+from exporter.commands.demo import Loop  # noqa: E402
 from exporter.config import AnalysisConfig  # noqa: E402
-from exporter.demo import Loop  # noqa: E402
-from exporter.pipeline import Pipeline, TargetReading  # noqa: E402
-from exporter.publish.metrics import ReadingCollector  # noqa: E402
-from exporter.publish.own import OwnMetrics, PollCounts  # noqa: E402
+from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts  # noqa: E402
+from exporter.publish.metrics.table import ReadingCollector  # noqa: E402
+from exporter.runtime.poller import PollOutcome  # noqa: E402
 from exporter.vllm.client import Answer  # noqa: E402
-from exporter.watch import PollOutcome  # noqa: E402
 
 SECONDS = 1800
 SCRAPE = 10

@@ -15,7 +15,7 @@ from dashboard_prometheus import prometheus_of
 from dashboard_scenes import SCRAPE, SECONDS, STORM, fleet
 
 from exporter.analysis import catalogue
-from exporter.dashboards import adapted
+from exporter.commands.dashboards import adapted
 
 pytestmark = pytest.mark.programs
 

@@ -21,7 +21,7 @@ from dashboard_files import (
 )
 
 from exporter.analysis import catalogue
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS, PREFIX
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, PREFIX
 
 PANELS = [(name, panel) for name in NAMES for panel in every_panel(name)]
 PANEL_IDS = [f"{name}: {panel['title']}" for name, panel in PANELS]

@@ -13,7 +13,7 @@ from dashboard_files import NAMES, ROOT, document
 from running import free_port
 
 from exporter import cli
-from exporter.dashboards import DashboardError, adapted
+from exporter.commands.dashboards import DashboardError, adapted
 
 TOKEN = "glsa_hunter2-is-not-shown"
 pytestmark = pytest.mark.usefixtures("own_logging")

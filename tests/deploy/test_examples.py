@@ -12,7 +12,7 @@ from cluster import EXAMPLES, NAME, ROOT, documents
 
 from exporter import __version__
 from exporter.config import load
-from exporter.publish.metrics import METRICS
+from exporter.publish.metrics.table import METRICS
 
 pytestmark = pytest.mark.programs
 

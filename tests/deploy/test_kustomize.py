@@ -29,7 +29,7 @@ from cluster import (
     validate,
 )
 
-from exporter.rules.command import default
+from exporter.commands.rules import default
 from exporter.rules.options import JOB, NATIVE_JOB
 
 pytestmark = pytest.mark.programs

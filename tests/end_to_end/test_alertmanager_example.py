@@ -9,7 +9,7 @@ import pytest
 from programs import EXAMPLE, Alertmanager, Pagers
 from running import until
 
-from exporter.publish.alerts import alerts
+from exporter.publish.alerts.table import alerts
 
 pytestmark = pytest.mark.programs
 

@@ -6,10 +6,10 @@ import tracemalloc
 import bodies
 import pytest
 
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline
+from exporter.runtime.poller import Pace, Watcher
 from exporter.vllm.client import Answer
-from exporter.watch import Pace, Watcher
 
 # Against the running program, with time-outs to wait for: a minute together.
 pytestmark = pytest.mark.long

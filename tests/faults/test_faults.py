@@ -158,9 +158,9 @@ MISLEADING = {
 # The program at one pace whatever answers cost: how it slows down is told by tests/test_watch.py.
 PROGRAM = """\
 import sys
-import exporter.watch
+import exporter.runtime.poller
 from exporter.cli import main
-exporter.watch.DEAREST_SHARE = 1e9
+exporter.runtime.poller.DEAREST_SHARE = 1e9
 sys.exit(main())
 """
 COUNTING = re.compile(r"^(\w+_(?:total|count|sum|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)

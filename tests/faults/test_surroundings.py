@@ -14,7 +14,7 @@ import trustme
 from hostile import Hostile, good
 from running import ANYWHERE, FAST, Command, free_port, until
 
-from exporter.recording import Poll, RecordingError, read
+from exporter.vllm.recording import Poll, RecordingError, read
 
 # Against the running program, with time-outs to wait for: a minute together.
 pytestmark = pytest.mark.long
@@ -173,7 +173,7 @@ def limited(what: str, soft: int) -> str:
     return (
         "import resource, sys\n"
         "from exporter.cli import main\n"
-        "import exporter.serve, exporter.record\n"
+        "import exporter.runtime.sidecar, exporter.commands.record\n"
         f"resource.setrlimit(resource.{what}, ({soft}, {soft}))\n"
         "sys.exit(main())\n"
     )

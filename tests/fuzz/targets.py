@@ -15,14 +15,14 @@ import recorded
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from exporter.analysis.pipeline import MAX_REMEMBERED, Pipeline
 from exporter.config import AnalysisConfig, ConfigError, describe, load
-from exporter.pipeline import MAX_REMEMBERED, Pipeline
-from exporter.publish.metrics import ReadingCollector
-from exporter.publish.webconfig import read as read_web
-from exporter.recording import Header, Poll, RecordingError, anonymise
-from exporter.recording import read as read_recording
+from exporter.publish.metrics.table import ReadingCollector
+from exporter.publish.web.webconfig import read as read_web
 from exporter.vllm import names
 from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
+from exporter.vllm.recording import Header, Poll, RecordingError, anonymise
+from exporter.vllm.recording import read as read_recording
 from exporter.vllm.series import MOST_CHARACTERS
 
 sys.path.insert(0, str(recorded.TESTS / "vllm"))

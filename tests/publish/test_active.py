@@ -10,10 +10,10 @@ from stage import Stage, first
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.pipeline import TargetReading
 from exporter.config import AlertmanagerConfig
-from exporter.pipeline import TargetReading
-from exporter.publish.active import LIFETIMES, ActiveAlerts, Notice
-from exporter.publish.alerts import DASHBOARDS
+from exporter.publish.alerts.table import DASHBOARDS
+from exporter.publish.alerts.tracker import LIFETIMES, ActiveAlerts, Notice
 from exporter.rules import texts
 
 CONFIG = AlertmanagerConfig(

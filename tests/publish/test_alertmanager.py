@@ -19,9 +19,9 @@ from running import ANYWHERE, FAST, Command, Upstream, free_port, until
 from test_active import QUIET, reading
 
 from exporter.config import AlertmanagerConfig, BasicAuthConfig, Secret, TlsConfig
-from exporter.publish import alertmanager
-from exporter.publish.active import Notice
-from exporter.publish.alertmanager import OUTCOMES, Notifier, body
+from exporter.publish.alerts import push as push_module
+from exporter.publish.alerts.push import OUTCOMES, Notifier, body
+from exporter.publish.alerts.tracker import Notice
 
 NOW = 1_700_000_000.0
 PATIENCE = 10.0
@@ -371,7 +371,7 @@ def test_a_state_that_came_during_a_push_is_pushed_too():
 
 def test_the_queue_is_bounded(monkeypatch):
     """The oldest alerts go, and are counted."""
-    monkeypatch.setattr(alertmanager, "MOST_WAITING", 3)
+    monkeypatch.setattr(push_module, "MOST_WAITING", 3)
 
     async def story():
         async with Fake() as server:
@@ -388,7 +388,7 @@ def test_the_queue_is_bounded(monkeypatch):
 
 def test_many_alerts_go_in_several_pushes(monkeypatch):
     """One request stays small."""
-    monkeypatch.setattr(alertmanager, "MOST_PER_PUSH", 2)
+    monkeypatch.setattr(push_module, "MOST_PER_PUSH", 2)
 
     async def story():
         async with Fake() as server, Push(server.url) as push:

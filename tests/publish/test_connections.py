@@ -11,8 +11,8 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry
 
-from exporter.publish import connections
-from exporter.publish.web import WebServer, make_app
+from exporter.publish.web import connections
+from exporter.publish.web.app import WebServer, make_app
 
 HEAD = b"GET /-/healthy HTTP/1.1\r\nHost: exporter\r\n"
 REQUEST = HEAD + b"\r\n"

@@ -15,14 +15,20 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig
-from exporter.pipeline import Pipeline
-from exporter.publish import own
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS, PREFIX, SERIES_PER_ENGINE, ReadingCollector
+from exporter.publish.metrics import self_metrics
+from exporter.publish.metrics.table import (
+    EXPORTER_METRICS,
+    METRICS,
+    PREFIX,
+    SERIES_PER_ENGINE,
+    ReadingCollector,
+)
+from exporter.runtime.poller import PollOutcome
 from exporter.vllm.client import Answer
 from exporter.vllm.series import bounded
-from exporter.watch import PollOutcome
 
 WALL = 1_700_000_000.0
 ROWS = (*METRICS, *EXPORTER_METRICS)
@@ -241,7 +247,7 @@ def test_a_metric_that_failed_is_logged_again_after_it_was_good():
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
-    logger = logging.getLogger("exporter.publish.metrics")
+    logger = logging.getLogger("exporter.publish.metrics.table")
     logger.addHandler(handler)
     try:
         for current[0] in (bad, bad, good, bad, bad):
@@ -343,7 +349,7 @@ def test_there_are_no_timestamps_and_no_created_series():
     reading = recorded.replayed(recorded.EXHAUSTION)[100]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector(reading))
-    registry.register(own.OwnMetrics())
+    registry.register(self_metrics.OwnMetrics())
     for text in (generate_latest(registry).decode(), openmetrics.generate_latest(registry).decode()):
         assert "_created" not in text
         for line in text.splitlines():
@@ -395,7 +401,7 @@ def outcome(reading, *, body=b"x" * 1000, error=None, seconds=0.02, interval=1.0
 
 def test_the_exporter_counts_its_polls():
     """By reason where they failed, and how long they took where they did not."""
-    one = own.OwnMetrics()
+    one = self_metrics.OwnMetrics()
     good, bad = fed(BODY), fed("timeout")
     one.poll(outcome(good, seconds=0.02))
     one.poll(outcome(good, seconds=0.3, skipped=2, interval=5.0))
@@ -416,7 +422,7 @@ def test_the_exporter_counts_its_polls():
 
 def test_a_page_in_place_of_metrics_is_an_error_with_a_reason():
     """It was answered, so it has a duration too."""
-    one = own.OwnMetrics()
+    one = self_metrics.OwnMetrics()
     one.poll(outcome(fed(b"<html></html>")))
     shown = series(text_of(one))
     assert shown[PREFIX + "exporter_poll_errors_total", (("reason", "unreadable_body"),)] == 1
@@ -425,14 +431,14 @@ def test_a_page_in_place_of_metrics_is_an_error_with_a_reason():
 
 def test_what_was_never_measured_is_absent():
     """Before the first poll there is no interval and no size; counters begin at 0."""
-    shown = names(text_of(own.OwnMetrics()))
+    shown = names(text_of(self_metrics.OwnMetrics()))
     assert "exporter_polls_total" in shown
     assert not {"exporter_poll_interval_seconds", "exporter_body_bytes"} & shown
 
 
 def test_a_reload_that_failed_keeps_the_time_of_the_last_good_one():
     """Two gauges, as Prometheus has them; neither before the configuration was read at all."""
-    one = own.OwnMetrics()
+    one = self_metrics.OwnMetrics()
     assert not {name for name in names(text_of(one)) if "reload" in name}
     one.reloaded(WALL)
     one.reloaded(None)
@@ -443,7 +449,7 @@ def test_a_reload_that_failed_keeps_the_time_of_the_last_good_one():
 
 def test_polls_are_counted_by_target_where_there_are_several():
     """What is of the exporter as a whole stays without a target."""
-    whole, one = own.OwnMetrics(apart=True), own.PollCounts([("target", "h:1")])
+    whole, one = self_metrics.OwnMetrics(apart=True), self_metrics.PollCounts([("target", "h:1")])
     one.poll(outcome(fed(BODY)))
     whole.poll(outcome(fed(BODY)))
     shown = series(text_of(whole, one))
@@ -454,7 +460,7 @@ def test_polls_are_counted_by_target_where_there_are_several():
 
 def test_every_row_about_the_exporter_is_shown():
     """Name, type and help as in the table."""
-    one = own.OwnMetrics()
+    one = self_metrics.OwnMetrics()
     one.poll(outcome(fed(BODY)))
     one.poll(outcome(fed("timeout"), error="timeout"))
     one.collect_error("up")
@@ -490,9 +496,9 @@ GOLDEN = {
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_whole_text_is_as_it_was(name, golden, monkeypatch):
     """A change of any exported name, help or value is a difference; `pytest --rewrite-golden` writes anew."""
-    monkeypatch.setattr(own, "__version__", "0.0.0")
-    monkeypatch.setattr(own, "platform", SimpleNamespace(python_version=lambda: "3.0.0"))
+    monkeypatch.setattr(self_metrics, "__version__", "0.0.0")
+    monkeypatch.setattr(self_metrics, "platform", SimpleNamespace(python_version=lambda: "3.0.0"))
     reading = GOLDEN[name]()
-    about = own.OwnMetrics()
+    about = self_metrics.OwnMetrics()
     about.poll(outcome(reading, error=reading.error))
     golden(name, text_of(collector(reading), about))

@@ -16,13 +16,13 @@ from stage import Stage, engine_of
 
 from exporter.analysis import catalogue
 from exporter.analysis.fixes import Advice, Advised
-from exporter.analysis.limits import Limits
-from exporter.pipeline import TargetReading
-from exporter.publish import page as published
-from exporter.publish.markup import IN_FULL, TargetView, View
-from exporter.publish.own import OwnMetrics
-from exporter.publish.page import Page, assets, own_lines
-from exporter.publish.timeline import COLUMNS, Timeline
+from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.server_facts import Limits
+from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.page import renderer as published
+from exporter.publish.page.markup import IN_FULL, TargetView, View
+from exporter.publish.page.renderer import Page, assets, own_lines
+from exporter.publish.page.timeline import COLUMNS, Timeline
 
 TABLE = catalogue.load()
 CACHE = {"kv_cache_size_tokens": 100_000, "block_size": 16, "cache_dtype": "auto"}

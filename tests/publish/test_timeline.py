@@ -7,7 +7,7 @@ import bodies
 import pytest
 from stage import Stage
 
-from exporter.publish.timeline import (
+from exporter.publish.page.timeline import (
     COLUMNS,
     MOST_BYTES,
     MOST_ENGINES,

@@ -18,17 +18,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import Config, Secret, TargetConfig, WebConfig
-from exporter.pipeline import Pipeline
-from exporter.publish import web as published
-from exporter.publish.markup import TargetView, View
-from exporter.publish.metrics import ReadingCollector
-from exporter.publish.own import OwnMetrics
-from exporter.publish.page import Page, assets
-from exporter.publish.timeline import Timeline
-from exporter.publish.web import WebServer, make_app
-from exporter.report import status_object
-from exporter.serve import Sidecar
+from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.table import ReadingCollector
+from exporter.publish.page.markup import TargetView, View
+from exporter.publish.page.renderer import Page, assets
+from exporter.publish.page.timeline import Timeline
+from exporter.publish.status import status_object
+from exporter.publish.web import app as published
+from exporter.publish.web.app import WebServer, make_app
+from exporter.runtime.sidecar import Sidecar
 
 HIDDEN = "hunter2-is-not-shown"
 URL = "http://vllm:8000/metrics"
@@ -186,11 +186,11 @@ def test_a_metric_that_fails_does_not_fail_the_scrape():
     broken = dataclasses.replace(known, engines={key: dataclasses.replace(known.engines[key], kv_polls=())})
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReadingCollector(lambda: broken, lambda: 0.0, lambda: 0.0))
-    logging.getLogger("exporter.publish.metrics").setLevel(logging.CRITICAL)
+    logging.getLogger("exporter.publish.metrics.table").setLevel(logging.CRITICAL)
     try:
         answer = get("/metrics", registry=registry)
     finally:
-        logging.getLogger("exporter.publish.metrics").setLevel(logging.NOTSET)
+        logging.getLogger("exporter.publish.metrics.table").setLevel(logging.NOTSET)
     assert answer.status == 200
     assert b"vllm_pressure_kv_usage_ratio{" in answer.body
 

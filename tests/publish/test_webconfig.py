@@ -21,9 +21,9 @@ from prometheus_client import CollectorRegistry
 from running import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.config.options import ConfigError
-from exporter.publish import webconfig
-from exporter.publish.web import WebServer, make_app
-from exporter.publish.webconfig import Guard, read
+from exporter.publish.web import webconfig
+from exporter.publish.web.app import WebServer, make_app
+from exporter.publish.web.webconfig import Guard, read
 
 PASSWORD = "hunter2-is-not-shown"
 # A salt of its own would change the names of tests from run to run.

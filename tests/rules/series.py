@@ -18,16 +18,16 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.commands.demo import Loop
 from exporter.config import AnalysisConfig, parse_facts
-from exporter.demo import Loop
-from exporter.pipeline import Pipeline, TargetReading
-from exporter.publish.metrics import ReadingCollector
-from exporter.publish.own import OwnMetrics
-from exporter.recording import Header, Poll, read
-from exporter.vllm import probes
+from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.table import ReadingCollector
+from exporter.runtime.poller import PollOutcome
+from exporter.vllm import prober
 from exporter.vllm.client import Answer
 from exporter.vllm.names import NAMES
-from exporter.watch import PollOutcome
+from exporter.vllm.recording import Header, Poll, read
 
 TESTS = Path(__file__).parents[1]
 SCRAPE = 15
@@ -155,7 +155,7 @@ def readings(told: Story) -> Iterator[tuple[float, TargetReading]]:
     """The story through the real pipeline."""
     facts, _ = parse_facts(told.header.config, strict=False)
     pipeline = Pipeline(AnalysisConfig(), facts, told.header.interval)
-    pipeline.probed = probes.from_header(told.header.probes)
+    pipeline.probed = prober.from_header(told.header.probes)
     for poll in told.polls:
         yield poll.t, pipeline.feed(poll.t, poll.body, poll.error)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from series import TARGET, VLLM_TARGET
 
 from exporter.analysis.catalogue import Verdict
-from exporter.publish.alerts import alerts
+from exporter.publish.alerts.table import alerts
 
 # Scrapes of each part.
 BEFORE, TROUBLE, AFTER = 16, 50, 75

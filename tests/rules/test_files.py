@@ -7,8 +7,8 @@ import yaml
 from promtool import RULES, promtool
 
 from exporter.cli import main
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS
-from exporter.rules.command import default
+from exporter.commands.rules import default
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 from exporter.rules.options import Thresholds
 from exporter.vllm.names import NAMES, PREFIXES, spellings
 

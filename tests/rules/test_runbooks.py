@@ -7,9 +7,9 @@ import pytest
 import yaml
 from promtool import promtool
 
+from docs.generator.runbooks import HEADINGS, head, index, pages, with_head, write
 from exporter.analysis.catalogue import load
-from exporter.publish.metrics import EXPORTER_METRICS, METRICS
-from exporter.rules.runbooks import HEADINGS, head, index, pages, with_head, write
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 ALERTS = list(pages())

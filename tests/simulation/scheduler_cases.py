@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from exporter.simulation.arrivals import Burst, Closed, Poisson, Timed
-from exporter.simulation.dice import Dice
+from exporter.simulation.rng import Dice
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepTime
 from exporter.simulation.workload import Request

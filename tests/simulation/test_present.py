@@ -5,11 +5,11 @@ import argparse
 import pytest
 import recorded
 
-from exporter import whatif
+from exporter.commands import whatif
 from exporter.config import Config
-from exporter.report import choose_engine, status_object
+from exporter.publish.status import choose_engine, status_object
 from exporter.simulation.candidates import candidates
-from exporter.simulation.present import PresentError, present_of
+from exporter.simulation.from_status import PresentError, present_of
 from exporter.simulation.timing import StepTime
 from exporter.simulation.whatif import forecast
 

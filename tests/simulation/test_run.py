@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exporter.simulation.arrivals import Burst, Closed, Poisson, Timed
-from exporter.simulation.dice import Dice
+from exporter.simulation.rng import Dice
 from exporter.simulation.run import Run, simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds

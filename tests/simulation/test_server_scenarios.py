@@ -6,11 +6,11 @@ from itertools import islice
 import pytest
 
 from exporter.analysis import catalogue
+from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.fake import Play
-from exporter.pipeline import Pipeline
-from exporter.simulation.scenarios import SCENARIOS, Act, Scenario, arrivals_of, lives
-from exporter.vllm.probes import Probed
+from exporter.standin.scenarios import SCENARIOS, Act, Scenario, arrivals_of, lives
+from exporter.standin.server import Play
+from exporter.vllm.prober import Probed
 
 WATCHED = 240.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter import simulate as command
+from exporter.commands import simulate as command
 
 WORKLOAD = str(Path(__file__).parent / "truth" / "workload.json")
 

@@ -8,19 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.simulation.arrivals import Burst, Closed, Poisson, Timed
-from exporter.simulation.dice import Dice
+from exporter.simulation.latency_histogram import Spread
 from exporter.simulation.pool import Pool, SharedBlock
+from exporter.simulation.rng import Dice
 from exporter.simulation.settings import Engine
-from exporter.simulation.spread import Spread
 from exporter.simulation.timing import StepSample, StepTime, fit
-from exporter.simulation.workload import (
-    Lengths,
-    Request,
-    WorkloadError,
-    made_up,
-    parse_trace,
-    parse_workload,
-)
+from exporter.simulation.workload import Lengths, Request, WorkloadError, made_up, parse_trace, parse_workload
 
 
 def test_dice_fall_as_published():

@@ -21,7 +21,7 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 
 from exporter.config import PollConfig, Secret, TargetConfig, TlsConfig
-from exporter.tls import _CONTEXTS, context
+from exporter.net.tls import _CONTEXTS, context
 from exporter.vllm.client import REASONS, Answer, MetricsClient
 
 BODY = b'vllm:num_requests_running{engine="0",model_name="demo-7b"} 3.0\n' * 20

@@ -179,8 +179,8 @@ def test_every_release_has_the_core_readings(version: str):
 
 # Where a name stands as a word that people read, not as something to look for in a body.
 SHOWN = {
-    "analysis/limits.py": {names.CACHE_CONFIG},  # the name of a source of facts
-    "publish/page.py": {names.START_TIME},  # of the exporter's own process
+    "analysis/server_facts.py": {names.CACHE_CONFIG},  # the name of a source of facts
+    "publish/page/renderer.py": {names.START_TIME},  # of the exporter's own process
 }
 
 

@@ -5,9 +5,9 @@ import re
 import pytest
 import recorded
 
+from exporter.standin.metrics_page import VERSIONS, Finished, Page
 from exporter.vllm import names
 from exporter.vllm.exposition import Reader
-from exporter.vllm.printed import VERSIONS, Finished, Page
 from exporter.vllm.series import bounded
 
 # The body after a storm, from a server that had answered requests.

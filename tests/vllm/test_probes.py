@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from exporter.config import PollConfig, Secret, TargetConfig, parse_facts
 from exporter.vllm.client import JsonAnswer, MetricsClient
-from exporter.vllm.probes import (
+from exporter.vllm.prober import (
     AGAIN_AFTER_POLLS,
     TRIES,
     Probed,

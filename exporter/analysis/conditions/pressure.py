@@ -3,7 +3,7 @@
 from typing import Final
 
 from exporter.analysis.conditions.evidence import Evidence, some
-from exporter.analysis.middle import median
+from exporter.analysis.median import median
 from exporter.analysis.situation import Situation
 
 # So many slices in a row are slow, of those of the last minutes whose load was seen before.

@@ -1,0 +1,1 @@
+"""Writes the generated parts of the documentation; not part of the package."""

@@ -1,0 +1,142 @@
+"""The generated parts of ``docs/runbooks``: each page's head, and the table over all of them.
+
+A page's head (name, summary, severity, fixes) comes from the catalogue and the rules; its body is written by
+hand. ``python -m docs.generator.runbooks`` rewrites the heads and the table.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Finding, Severity, Verdict, Watching
+from exporter.publish.alerts.table import alerts
+from exporter.rules import native, sidecar
+
+__all__ = ["HEADINGS", "Page", "head", "index", "pages", "with_head", "write"]
+
+HEADINGS: Final = ("## Meaning", "## Impact", "## Diagnosis", "## Mitigation", "## What does not help")
+_FOLDER: Final = Path(__file__).parents[2] / "docs" / "runbooks"
+_BEGIN: Final = "<!-- head: generated from exporter/analysis/catalogue.yaml, do not edit -->"
+_END: Final = "<!-- end of head -->"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is generated of one page.
+
+    Attributes:
+        alert: its name, and the page's.
+        entry: whose words and fixes it shows.
+        summary: the alert's.
+        severity: in words.
+    """
+
+    alert: str
+    entry: Verdict | Finding | Watching
+    summary: str
+    severity: str
+
+
+def pages() -> Mapping[str, Page]:
+    """Every page by the name of its alert, in the order of the rule files."""
+    table = catalogue.load()
+    entries: dict[str, Verdict | Finding | Watching] = {alert.name: alert.entry for alert in alerts()}
+    entries |= {entry.rule: entry for entry in table.watching.values()}
+    made = {
+        name: Page(name, entries[name], entries[name].summary, _severity(entries[name], name))
+        for name in sidecar.names()
+    }
+    for name, entry, summary, severity in native.described():
+        made[name] = Page(name, table.entry(entry), summary, _native_severity(name, severity, made))
+    return made
+
+
+def head(page: Page) -> str:
+    """The head of one alert's page, from its markers' begin to their end."""
+    lines = [_BEGIN, f"# {page.alert}", "", page.summary, "", f"**Severity:** {page.severity}"]
+    if page.entry.fixes:
+        lines += ["", *_fix_table(page.entry)]
+    return "\n".join([*lines, _END])
+
+
+def with_head(page: str, new_head: str) -> str:
+    """A page with its head replaced, or put in front where it has none yet."""
+    body = page.partition(_END)[2] if _END in page else "\n\n" + page.lstrip("\n")
+    return new_head + body
+
+
+def index() -> str:
+    """The table over all pages: what is seen, which alert says so, what cures it."""
+    fixes = catalogue.load().fixes
+    lines = [
+        "<!-- generated from exporter/analysis/catalogue.yaml, do not edit -->",
+        "# Runbooks",
+        "",
+        "One page per alert, in the order of triage. The last column is what looks like a cure and is none.",
+        "Alerts that begin with `VllmNative` are those of the rules without the exporter.",
+        "",
+        "| symptom | alert | fixes, cheapest first | will not help |",
+        "|---|---|---|---|",
+    ]
+    rows: dict[str, list[Page]] = {}
+    for page in pages().values():
+        rows.setdefault(page.entry.name, []).append(page)
+    for same in rows.values():
+        entry = same[0].entry
+        links = "<br>".join(f"[{page.alert}]({page.alert}.md)" for page in same)
+        advised = "<br>".join(_short(fix) for fix in entry.fixes)
+        useless = "<br>".join(fixes[fix].title for fix in entry.not_help)
+        lines.append(f"| {entry.summary} | {links} | {advised} | {useless} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(directory: Path) -> None:
+    """Rewrite the heads of all pages in a directory, and its table."""
+    for page in pages().values():
+        path = directory / f"{page.alert}.md"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        path.write_text(with_head(text, head(page)), encoding="utf-8")
+    (directory / "README.md").write_text(index(), encoding="utf-8")
+
+
+def _severity(entry: Verdict | Finding | Watching, alert: str) -> str:
+    if not isinstance(entry, Verdict) or entry.model_alert is None:
+        return entry.severity.value
+    if alert == entry.model_alert:
+        return f"critical, for the whole model; [{entry.alert}]({entry.alert}.md) names each engine"
+    page = f"[{entry.model_alert}]({entry.model_alert}.md) pages for the model (critical)"
+    if entry.severity is not Severity.CRITICAL and entry.critical_when is not None:
+        page += f" in this case: {entry.critical_when}"
+    told = f"warning, for one engine; {page}"
+    return f"{told}; critical, for a server that was never read" if entry.of_target else told
+
+
+def _native_severity(name: str, severity: str, made: Mapping[str, Page]) -> str:
+    with_exporter = name.replace("VllmNative", "Vllm")
+    told = severity
+    if name.startswith("VllmNativeModel"):
+        engine = name.replace("VllmNativeModel", "VllmNative")
+        told = f"{severity}, for the whole model; [{engine}]({engine}.md) names each engine"
+    return (
+        f"{told}. With the exporter: [{with_exporter}]({with_exporter}.md)" if with_exporter in made else told
+    )
+
+
+def _fix_table(entry: Verdict | Finding | Watching) -> list[str]:
+    rows = ["| fix | change | flag | when |", "|---|---|---|---|"]
+    for fix in map(catalogue.load().fixes.__getitem__, entry.fixes):
+        flag = "" if fix.flag is None else f"`{fix.flag_with(None)}`"
+        rows.append(f"| `{fix.name}` | {fix.title} | {flag} | {' '.join(fix.conditions)} |")
+    return rows
+
+
+def _short(name: str) -> str:
+    fix = catalogue.load().fixes[name]
+    return fix.title if fix.flag is None else f"{fix.title} (`{fix.flag.split()[0]}`)"
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else _FOLDER)

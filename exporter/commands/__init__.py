@@ -1,0 +1,1 @@
+"""One module per command: what it takes and what it does. No command imports another."""

@@ -1,0 +1,1 @@
+"""What Alertmanager is sent, and the words it shares with the rules."""

@@ -1,0 +1,107 @@
+"""One scrape: the text of all metrics of all targets, made in slices so that no poll waits for it."""
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Final, TypeAlias
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from exporter.publish.metrics.samples import PREFIX, MetricRow, RowCollector
+
+__all__ = ["Scrape", "encoder"]
+
+Encoder: TypeAlias = Callable[[Collector], bytes]
+# The collectors of a table of metrics, one or more for each target.
+Tables: TypeAlias = Sequence[tuple[Sequence[MetricRow], Sequence[RowCollector]]]
+
+_PLAIN: Final = "text/plain"
+_END: Final = b"# EOF\n"  # of OpenMetrics
+# After so many letters of text polls have their turn: some two milliseconds' work.
+_SLICE: Final = 100_000
+
+
+def encoder(accept: str) -> tuple[Encoder, str]:
+    """The format that is asked for, the plain one where the question makes no sense."""
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is no number
+        return choose_encoder(_PLAIN)
+
+
+class Scrape:
+    """Makes the text. Those who ask for the same form at the same time share one."""
+
+    def __init__(self, tables: Callable[[], Tables], rest: Collector) -> None:
+        """Prepare.
+
+        Args:
+            tables: the collectors now; each shows its own target.
+            rest: whose families follow.
+        """
+        self._tables = tables
+        self._rest = rest
+        self._making: dict[str, asyncio.Task[bytes]] = {}
+
+    async def text(self, accept: str) -> tuple[bytes, str]:
+        """The text and its content type, in the form that an Accept header asks for."""
+        encode, content_type = encoder(accept)
+        making = self._making.get(content_type)
+        if making is None:
+            making = self._making[content_type] = asyncio.create_task(self._make(encode))
+            making.add_done_callback(lambda _: self._making.pop(content_type, None))
+        # Whoever asked first may have gone away; the others still wait.
+        return await asyncio.shield(making), content_type
+
+    async def _make(self, encode: Encoder) -> bytes:
+        text = io.BytesIO()
+        for rows, collectors in self._tables():
+            parts: list[list[str]] = [[] for _ in rows]
+            shown = [False] * len(rows)
+            letters = 0
+            for collector in collectors:
+                for index, lines in enumerate(collector.texts()):
+                    if lines is not None:
+                        parts[index].append(lines)
+                        letters += len(lines)
+                        shown[index] = True
+                if letters > _SLICE:
+                    letters = 0
+                    await asyncio.sleep(0)
+            for row, lines_of, some in zip(rows, parts, shown, strict=True):
+                if some:
+                    text.write(_head(row, encode))
+                    text.write("".join(lines_of).encode())
+            await asyncio.sleep(0)
+        text.write(encode(self._rest))
+        return text.getvalue()
+
+
+class _One(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> Sequence[Metric]:
+        return (self._family,)
+
+
+def _head(row: MetricRow, encode: Encoder) -> bytes:
+    """Help and type of a metric, as prometheus-client writes them."""
+    return _cached_head(row, encode(_NOTHING).endswith(_END))
+
+
+@cache
+def _cached_head(row: MetricRow, openmetrics: bool) -> bytes:
+    encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else _PLAIN)
+    return encode(_One(Metric(PREFIX + row.name, row.help, row.type))).removesuffix(_END)
+
+
+class _Nothing(Collector):
+    def collect(self) -> Sequence[Metric]:
+        return ()
+
+
+_NOTHING: Final = _Nothing()

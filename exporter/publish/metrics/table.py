@@ -1,0 +1,371 @@
+"""The table of exported metrics and the collector that fills it from the latest reading.
+
+`METRICS` is the one place where an exported name, its type, unit, labels and help stand. The collector
+builds new samples at every scrape from values that are already there: no I/O, no waiting, and a
+metric that fails costs that metric only.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.engine import ENGINE_VERDICTS
+from exporter.analysis.history import KV_BOUNDS
+from exporter.analysis.pipeline import EngineReading, TargetReading
+from exporter.publish.metrics.samples import PREFIX, Labels, MetricRow, RowCollector, Samples, histogram
+
+__all__ = [
+    "EXPORTER_METRICS", "METRICS", "PREFIX", "SERIES_PER_ENGINE", "TARGET_VERDICTS", "MetricRow", "ReadingCollector",
+]  # fmt: skip
+
+# No engine has more series than this, whatever holds.
+SERIES_PER_ENGINE: Final = 80
+# More findings or fixes than these are not exported; they stand in the API and on the page.
+MOST_FINDINGS: Final = 2
+MOST_FIXES: Final = 4
+_ENGINE: Final = ("model_name", "engine")
+
+
+def _gauge(name: str, text: str, signal: str) -> MetricRow:
+    return MetricRow(name, "gauge", _ENGINE, text, signal)
+
+
+METRICS: Final[tuple[MetricRow, ...]] = (
+    # The target.
+    MetricRow("up", "gauge", (), "Whether the last poll of vLLM's metrics succeeded."),
+    MetricRow(
+        "last_success_timestamp_seconds", "gauge", (), "When a poll last succeeded, in unix seconds. Absent before."
+    ),
+    MetricRow("engines", "gauge", (), "Engines in the last good body. Absent before the first."),
+    MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last good body lacks."),
+    MetricRow(
+        "restarts", "counter", (),
+        "New server processes seen: another process start time, or counters that fell.",
+    ),
+    MetricRow(
+        "engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"),
+        "What the engine says of itself. The version is the oldest release that prints these names.",
+    ),
+    # Verdicts.
+    MetricRow(
+        "verdict", "gauge", (*_ENGINE, "verdict"),
+        "Whether this is the verdict of the engine at present: 1, else 0.",
+    ),
+    MetricRow(
+        "verdict_seconds", "counter", (*_ENGINE, "verdict"),
+        "Time in each verdict since the exporter first saw the engine; its rate is a share of time.",
+    ),
+    MetricRow("finding", "gauge", (*_ENGINE, "finding"), "Facts that hold beside the verdict, each as 1."),
+    MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix, 1 is first."),
+    MetricRow(
+        "saturation_ratio", "gauge", (*_ENGINE, "resource"),
+        "Mean need over analysis.window by resource, 1 is full: kv is what all running and waiting requests would hold"
+        " by the capacity, seats is running and waiting by max_num_seqs. Absent when unknown.",
+    ),
+    MetricRow(
+        "target_verdict", "gauge", ("verdict",),
+        "Whether this is the verdict of the target, which has one of its own where no engine can be read: 1, else 0.",
+    ),
+    MetricRow("target_finding", "gauge", ("finding",), "Facts that hold of the target, each as 1: an engine is missing."),
+    MetricRow(
+        "model_finding", "gauge", ("model_name", "finding"),
+        "Facts that hold of a model's engines together, each as 1: their load is shared badly.",
+    ),
+    # KV cache.
+    _gauge("kv_usage_ratio", "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc.", "kv_usage_ratio"),
+    _gauge("kv_usage_max_ratio", "Highest polled KV cache usage within analysis.window (60 s), 0-1.", "kv_usage_max_ratio"),
+    _gauge("kv_usage_mean_ratio", "Mean polled KV cache usage within analysis.window (60 s), 0-1.", "kv_usage_mean_ratio"),
+    _gauge(
+        "kv_capacity_tokens",
+        "Tokens that the engine's KV cache holds. From cache_config_info: kv_cache_size_tokens, else an estimate"
+        " from blocks and block size.",
+        "kv_capacity_tokens",
+    ),
+    _gauge(
+        "kv_max_concurrency",
+        "Requests of the maximum length that fit into the KV cache. From cache_config_info.",
+        "kv_max_concurrency",
+    ),
+    _gauge(
+        "kv_seconds_to_full",
+        "Seconds until the KV cache is full at the slope of analysis.window (60 s). Absent unless usage grows steadily.",
+        "kv_seconds_to_full",
+    ),
+    MetricRow(
+        "kv_usage_polled_ratio", "histogram", _ENGINE,
+        "Every polled KV cache usage since the exporter saw the engine, one observation per good poll.",
+    ),
+    # Preemption.
+    MetricRow(
+        "preemptions", "counter", _ENGINE,
+        "Preemptions since the exporter first saw the engine; survives restarts of vLLM. From num_preemptions.",
+        "preemptions_total",
+    ),
+    _gauge(
+        "preemptions_per_second",
+        "Preemptions per second over analysis.window (60 s). From num_preemptions, which lags by a step or more.",
+        "preemptions_per_second",
+    ),
+    _gauge(
+        "preemptions_per_finished_request",
+        "Preemptions by finished requests over analysis.long_window (300 s). Absent while nothing finishes.",
+        "preemptions_per_finished_request",
+    ),
+    _gauge(
+        "recomputed_ratio",
+        "Estimate over analysis.window (60 s): share of computed tokens that repeat work lost to preemption, 0-1;"
+        " an upper bound with prefix caching.",
+        "recomputed_ratio",
+    ),
+    # Requests and work.
+    _gauge("requests_running", "Running requests at the last poll. From num_requests_running.", "requests_running"),
+    _gauge(
+        "requests_waiting",
+        "Waiting requests at the last poll, preempted ones included. From num_requests_waiting.",
+        "requests_waiting",
+    ),
+    _gauge(
+        "requests_deferred",
+        "Waiting requests that wait for something else than capacity. From num_requests_waiting_by_reason (0.20).",
+        "requests_deferred",
+    ),
+    MetricRow(
+        "requests_finished", "counter", _ENGINE,
+        "Requests finished since the exporter first saw the engine; survives restarts of vLLM. From request_success.",
+        "requests_finished_total",
+    ),
+    _gauge(
+        "generation_tokens_per_second",
+        "Tokens put out per second over analysis.window (60 s). From generation_tokens.",
+        "generation_tokens_per_second",
+    ),
+    _gauge(
+        "inter_token_latency_mean_seconds",
+        "Mean time between two tokens of a request over analysis.window (60 s); a preempted request's stall shows here."
+        " From inter_token_latency_seconds.",
+        "inter_token_latency_mean_seconds",
+    ),
+    _gauge(
+        "prefix_cache_hit_ratio",
+        "Hits by queries of the prefix cache over analysis.window (60 s; wider where there were none), 0-1.",
+        "prefix_cache_hit_ratio",
+    ),
+)  # fmt: skip
+
+# The exporter about itself.
+EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
+    MetricRow("exporter_build", "info", ("version", "python"), "The exporter's release and the Python it runs on."),
+    MetricRow("exporter_polls", "counter", (), "Polls of the target, failed ones included."),
+    MetricRow("exporter_polls_skipped", "counter", (), "Polls left out because the one before took too long."),
+    MetricRow("exporter_poll_errors", "counter", ("reason",), "Polls that failed, by reason."),
+    MetricRow("exporter_poll_duration_seconds", "histogram", (), "How long polls took that were answered."),
+    MetricRow("exporter_poll_interval_seconds", "gauge", (), "Time between polls at the moment; longer than configured while answers come slowly or take long to read."),
+    MetricRow("exporter_body_bytes", "gauge", (), "Size of the last body."),
+    MetricRow("exporter_unreadable_lines", "counter", (), "Lines of known names that could not be read, or were too long or too many."),
+    MetricRow("exporter_collect_errors", "counter", ("metric",), "Metrics that could not be built for a scrape, by name."),
+    MetricRow("exporter_targets", "gauge", ("source",), "Targets that are watched, by where they come from. Absent where there can be only one."),
+    MetricRow("exporter_targets_left_out", "gauge", (), "Targets that are not watched: too many, or the same labels as another. Absent where there can be only one."),
+    MetricRow("exporter_discovery_failures", "counter", ("source",), "Look-ups and files that brought no targets, by source; those known before stay."),
+    MetricRow("exporter_config_last_reload_successful", "gauge", (), "Whether the configuration could be used when it was last read: 1, else 0."),
+    MetricRow("exporter_config_last_reload_success_timestamp_seconds", "gauge", (), "When the configuration was last read and used, in unix seconds."),
+    MetricRow(
+        "exporter_notifications", "counter", ("outcome",),
+        "Alerts pushed, once for each Alertmanager and try: sent, failed (tried again), rejected (status 400 and the"
+        " like), dropped (too late, or too many were waiting).",
+    ),
+)  # fmt: skip
+
+TARGET_VERDICTS: Final = tuple(
+    name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target or name == "healthy"
+)
+
+
+class ReadingCollector(RowCollector):
+    """Shows the latest reading of a target.
+
+    Example of the output for one engine (a part)::
+
+        vllm_pressure_up 1.0
+        vllm_pressure_kv_usage_ratio{engine="0",model_name="demo-7b"} 0.97
+        vllm_pressure_preemptions_total{engine="0",model_name="demo-7b"} 12.0
+    """
+
+    rows = METRICS
+
+    def __init__(
+        self,
+        latest: Callable[[], TargetReading | None],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        on_failure: Callable[[str], None] = lambda _name: None,
+        labels: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Take the world as parameters.
+
+        Args:
+            latest: the last reading, None before the first poll has ended.
+            clock: the clock by which readings are timed.
+            wall_clock: unix seconds.
+            on_failure: called with the name of a metric that could not be built.
+            labels: what stands on every series, where several targets are to be told apart.
+        """
+        super().__init__(on_failure)
+        self._latest = latest
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._labels = Labels(labels)
+        self._of: dict[object, Labels] = {}
+        self._reading: TargetReading | None = None
+        self._special: Mapping[str, Callable[[TargetReading], Samples | None]] = {
+            "up": self._up,
+            "last_success_timestamp_seconds": self._last_success,
+            "engines": self._engines,
+            "engines_missing": self._engines_missing,
+            "restarts": self._restarts,
+            "engine": self._info,
+            "kv_usage_polled_ratio": self._polled,
+            "verdict": self._verdict,
+            "verdict_seconds": self._verdict_seconds,
+            "finding": self._findings,
+            "fix_rank": self._fix_ranks,
+            "saturation_ratio": self._saturation,
+            "target_verdict": self._target_verdict,
+            "target_finding": self._target_findings,
+            "model_finding": self._model_findings,
+        }
+
+    def begin(self) -> bool:
+        """Take the reading that is shown: all metrics of one scrape are of one moment."""
+        self._reading = reading = self._latest()
+        if reading is not None and len(self._of) > 2 * len(reading.engines) + len(reading.models):
+            self._of.clear()  # of engines that are gone
+        return reading is not None
+
+    def samples(self, row: MetricRow) -> Samples | None:
+        """What the reading says of one metric."""
+        reading = self._reading
+        if reading is None:
+            return None
+        special = self._special.get(row.name)
+        return special(reading) if special else self._signal(row, reading)
+
+    def _whose(self, engine: EngineReading) -> Labels:
+        key = engine.key
+        labels = self._of.get(key)
+        if labels is None:
+            labels = self._of[key] = self._labels.also(model_name=key.model, engine=key.name)
+        return labels
+
+    def _signal(self, row: MetricRow, reading: TargetReading) -> Samples | None:
+        """A metric that shows one signal: counters always, measured values until they are too old."""
+        found: Samples = []
+        now, suffix = self._clock(), "_total" if row.type == "counter" else ""
+        for engine in reading.engines.values():
+            value = getattr(engine.signals, row.signal)
+            if value is None or (row.type == "gauge" and now - engine.seen_at > reading.max_age):
+                continue
+            found.append((suffix, self._whose(engine), "", "", value))
+        return found or None
+
+    def _up(self, reading: TargetReading) -> Samples:
+        # A poller that is stuck has no new reading: what it last said is not true for ever.
+        fresh = self._clock() - reading.t <= reading.max_age
+        return self._single(float(reading.up and fresh))
+
+    def _last_success(self, reading: TargetReading) -> Samples | None:
+        if reading.good_at is None:
+            return None
+        return self._single(self._wall_clock() - (self._clock() - reading.good_at))
+
+    def _engines(self, reading: TargetReading) -> Samples | None:
+        if reading.good_at is None:
+            return None
+        return self._single(sum(1 for engine in reading.engines.values() if not engine.missing))
+
+    def _engines_missing(self, reading: TargetReading) -> Samples | None:
+        if reading.good_at is None:
+            return None
+        return self._single(sum(1 for engine in reading.engines.values() if engine.missing))
+
+    def _restarts(self, reading: TargetReading) -> Samples:
+        return [("_total", self._labels, "", "", reading.restarts)]
+
+    def _single(self, value: float) -> Samples:
+        return [("", self._labels, "", "", value)]
+
+    def _info(self, reading: TargetReading) -> Samples:
+        found: Samples = []
+        for engine in reading.engines.values():
+            cache = engine.cache
+            told = {
+                "vllm_version": ".".join(map(str, engine.version)),
+                "cache_dtype": (cache and cache.cache_dtype) or "",
+                "block_size": str((cache and cache.block_size) or ""),
+            }
+            key = (engine.key, *told.values())
+            labels = self._of.get(key)
+            if labels is None:
+                known = {name: value for name, value in told.items() if value}
+                labels = self._of[key] = self._whose(engine).also(**known)
+            found.append(("_info", labels, "", "", 1))
+        return found
+
+    def _verdict(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "verdict", name, float(name == engine.judgement.verdict))
+            for engine in reading.engines.values()
+            for name in ENGINE_VERDICTS
+        ]
+
+    def _verdict_seconds(self, reading: TargetReading) -> Samples:
+        return [
+            ("_total", self._whose(engine), "verdict", name, seconds)
+            for engine in reading.engines.values()
+            for name, seconds in engine.verdict_seconds.items()
+        ]
+
+    def _findings(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "finding", name, 1.0)
+            for engine in reading.engines.values()
+            for name in engine.findings[:MOST_FINDINGS]
+        ]
+
+    def _fix_ranks(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "fix", advice.fix, float(rank))
+            for engine in reading.engines.values()
+            for rank, advice in enumerate(engine.advised.fixes[:MOST_FIXES], start=1)
+        ]
+
+    def _saturation(self, reading: TargetReading) -> Samples:
+        now = self._clock()
+        return [
+            ("", self._whose(engine), "resource", resource, ratio)
+            for engine in reading.engines.values()
+            if now - engine.seen_at <= reading.max_age
+            for resource, ratio in engine.saturation.items()
+        ]
+
+    def _target_verdict(self, reading: TargetReading) -> Samples:
+        verdict = reading.judgement.verdict
+        return [("", self._labels, "verdict", name, float(name == verdict)) for name in TARGET_VERDICTS]
+
+    def _target_findings(self, reading: TargetReading) -> Samples:
+        return [("", self._labels, "finding", name, 1.0) for name in reading.judgement.findings]
+
+    def _model_findings(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._labels.also(model_name=model), "finding", name, 1.0)
+            for model, of_model in reading.models.items()
+            for name in of_model.findings
+        ]
+
+    def _polled(self, reading: TargetReading) -> Samples:
+        found: Samples = []
+        for engine in reading.engines.values():
+            found += histogram(self._whose(engine), _KV_BOUNDS, engine.kv_polls, engine.kv_sum)
+        return found
+
+
+_KV_BOUNDS: Final = (*map(str, KV_BOUNDS), "+Inf")

@@ -1,0 +1,180 @@
+"""Readings in the form in which they leave the program: the objects of ``replay`` and of the API."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from exporter.analysis import catalogue
+from exporter.analysis.conditions import Evidence
+from exporter.analysis.fixes import Advice
+from exporter.analysis.load_profile import Observed
+from exporter.analysis.pipeline import EngineReading, TargetReading
+from exporter.vllm.exposition import EngineKey
+
+__all__ = ["choose_engine", "engine_names", "poll_object", "status_object"]
+
+# Digits after the point: enough for a token's microseconds, and no noise of floating point.
+_DIGITS = 6
+
+
+def poll_object(t: float, reading: TargetReading) -> dict[str, Any]:
+    """One poll as ``replay --format json`` prints it.
+
+    Args:
+        t: seconds from the first poll.
+        reading: what was known after it.
+    """
+    return {
+        "t": round(t, 3),
+        "target": _target(reading),
+        "engines": {name: _engine(engine) for name, engine in engine_names(reading).items()},
+        "models": _models(reading),
+    }
+
+
+def status_object(
+    url: str,
+    reading: TargetReading | None,
+    now: float,
+    loads: Mapping[EngineKey, Observed] | None = None,
+    among: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A target's state for the API: as `poll_object`, with evidence, texts and what every limit comes from.
+
+    Args:
+        url: of the target, without anything secret.
+        reading: the last one, None before the first poll has ended.
+        now: by the clock of the reading.
+        loads: what was asked of the engines lately, for those who want to simulate them.
+        among: its name and the like, where there are several targets.
+    """
+    loads, among = loads or {}, among or {}
+    if reading is None:
+        return {**among, "url": url, "up": None, "error": None, "engines": {}, "models": {}}
+    entry = catalogue.load().verdicts[reading.judgement.verdict]
+    return {
+        **among,
+        "url": url,
+        **_target(reading),
+        "error": reading.error,
+        "summary": entry.summary,
+        "poll_age_seconds": round(now - reading.t, 3),
+        "success_age_seconds": None if reading.good_at is None else round(now - reading.good_at, 3),
+        "engines": {
+            name: _status(engine, now, loads.get(engine.key))
+            for name, engine in engine_names(reading).items()
+        },
+        "models": _models(reading),
+    }
+
+
+def choose_engine(target: Mapping[str, Any], name: str | None) -> tuple[str, Mapping[str, Any]]:
+    """Choose an engine of a target's status object: by name, else the one that preempts most.
+
+    Raises:
+        LookupError: there is none, or none of that name.
+    """
+    engines: Mapping[str, Mapping[str, Any]] = target.get("engines") or {}
+
+    def weight(one: str) -> tuple[float, float]:
+        load = engines[one].get("load") or {}
+        held = float(load.get("requests_running_mean") or 0) + float(load.get("requests_waiting_mean") or 0)
+        return float(load.get("preemptions_per_minute") or 0), held
+
+    chosen = name or max(engines, key=weight, default=None)
+    if chosen is None:
+        raise LookupError("no engine is known: the server has not answered yet")
+    if chosen not in engines:
+        raise LookupError(f"wanted one of the engines {', '.join(engines)}, got {chosen}")
+    return chosen, engines[chosen]
+
+
+def engine_names(reading: TargetReading) -> Mapping[str, EngineReading]:
+    """The engines by name: ``0``, ``REPLICA/0``, and with the model in front where two share a name."""
+    named: dict[str, EngineReading] = {}
+    for key, engine in reading.engines.items():
+        name = key.name
+        named[f"{key.model}/{name}" if name in named else name] = engine
+    return named
+
+
+def _target(reading: TargetReading) -> dict[str, Any]:
+    judgement = reading.judgement
+    return {
+        "up": reading.up,
+        "verdict": judgement.verdict,
+        "severity": judgement.severity.value,
+        "findings": list(judgement.findings),
+        "fixes": list(judgement.fixes),
+    }
+
+
+def _models(reading: TargetReading) -> dict[str, Any]:
+    return {
+        name: {"severity": model.severity.value, "findings": list(model.findings), "fixes": list(model.fixes)}
+        for name, model in reading.models.items()
+    }
+
+
+def _engine(engine: EngineReading) -> dict[str, Any]:
+    return {
+        "model": engine.key.model,
+        "verdict": engine.judgement.verdict,
+        "severity": engine.judgement.severity.value,
+        "findings": list(engine.findings),
+        "fixes": [_fix(advice) for advice in engine.advised.fixes],
+        "signals": {name: round(value, _DIGITS) for name, value in engine.signals.known().items()},
+    }
+
+
+def _fix(advice: Advice) -> dict[str, Any]:
+    told = {
+        "fix": advice.fix,
+        "flag": advice.flag,
+        "value": advice.value,
+        "gain": None if advice.gain is None else round(advice.gain, 3),
+        "suffices": advice.suffices,
+        "inputs": dict(advice.inputs) or None,
+        "missing": advice.missing or None,
+        "note": advice.note or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _status(engine: EngineReading, now: float, load: Observed | None) -> dict[str, Any]:
+    table = catalogue.load()
+    entry = table.verdicts[engine.judgement.verdict]
+    shown = _engine(engine)
+    shown["fixes"] = [
+        fix | {"title": table.fixes[fix["fix"]].title, "action": table.fixes[fix["fix"]].action}
+        for fix in shown["fixes"]
+    ]
+    return {
+        **shown,
+        "summary": entry.summary,
+        "meaning": entry.meaning,
+        "since_seconds": round(now - engine.judgement.since, 3),
+        "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
+        "will_not_help": [{"fix": each.fix, "reason": each.reason} for each in engine.advised.withheld],
+        "limits": {
+            name: {"value": value, "source": engine.limits.source.get(name, "")}
+            for name, value in engine.limits.facts.items()
+        },
+        "saturation": {name: round(value, _DIGITS) for name, value in engine.saturation.items()},
+        "age_seconds": round(now - engine.seen_at, 3),
+        "missing": engine.missing,
+        "restarts": engine.restarts,
+        "untrusted": dict(engine.untrusted),
+        "duplicates": sorted(engine.duplicates),
+        "kv_capacity_is_estimate": engine.signals.kv_capacity_is_estimate,
+        "load": None if load is None else load.as_object(),
+    }
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    value = None if evidence.value is None else round(evidence.value, _DIGITS)
+    shown: dict[str, Any] = {"signal": evidence.signal, "value": value}
+    if evidence.note:
+        shown["note"] = evidence.note
+    if evidence.threshold is not None:
+        shown["threshold"] = round(evidence.threshold, _DIGITS)
+    return shown

@@ -1,0 +1,298 @@
+"""The exporter's web server: metrics, health, the state as JSON, the status page."""
+
+import asyncio
+import contextlib
+import errno
+import gzip
+import http
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CollectorRegistry
+
+from exporter.publish.metrics.scrape import Scrape, encoder
+from exporter.publish.page.renderer import ASSETS, Answer, Page, assets
+from exporter.publish.web.connections import Connections
+
+if TYPE_CHECKING:
+    from exporter.publish.web.webconfig import Guard
+
+__all__ = ["WebServer", "make_app"]
+
+log = logging.getLogger(__name__)
+
+# How long a scrape under way may take to finish when the exporter is told to stop. (aiohttp waits twice.)
+_SHUTDOWN_SECONDS: Final = 0.5
+# Larger answers are compressed in a thread: the loop has polls to start.
+_COMPRESS_APART: Final = 1 << 18
+_FAST: Final = 1  # a level of gzip; text of metrics is full of repetitions
+# A browser takes nothing from elsewhere and sends nothing there, and no text ever becomes markup.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": _POLICY,
+    "Referrer-Policy": "no-referrer",
+}
+_NOT_KEPT: Final = "no-store"
+_KEPT: Final = "public, max-age=31536000, immutable"
+
+
+def make_app(
+    registry: CollectorRegistry | Scrape,
+    status: Callable[..., Mapping[str, Any] | Awaitable[bytes]],
+    page: Page | None = None,
+) -> web.Application:
+    """The application.
+
+    Args:
+        registry: what `/metrics` shows; collectors do no I/O, for they run on the event loop.
+        status: the state now, ready for JSON, or as JSON once it is made; of the target of a name where one
+            is asked for.
+        page: the status page; without it there is none.
+    """
+
+    async def metrics(request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        if isinstance(registry, Scrape):
+            body, content_type = await registry.text(accept)
+        else:
+            encode, content_type = encoder(accept)
+            body = encode(registry)
+        return await _packed(request, body, content_type)
+
+    async def healthy(_request: web.Request) -> web.Response:
+        return web.Response(text="vllm-preemption-exporter is healthy\n")
+
+    async def ready(_request: web.Request) -> web.Response:
+        return web.Response(text="vllm-preemption-exporter is ready\n")
+
+    async def state(request: web.Request) -> web.Response:
+        wanted = request.query.get("target")
+        told = status() if wanted is None else status(wanted)
+        if isinstance(told, Mapping):
+            return web.json_response(told, headers={"Cache-Control": _NOT_KEPT})
+        response = await _packed(request, await told, "application/json; charset=utf-8")
+        response.headers["Cache-Control"] = _NOT_KEPT
+        return response
+
+    app = web.Application(client_max_size=1024)
+    app.add_routes(
+        [
+            web.get("/metrics", metrics),
+            web.get("/-/healthy", healthy),
+            web.get("/-/ready", ready),
+            web.get("/api/v1/status", state),
+        ]
+    )
+    if page is not None:
+        app.add_routes(_page_routes(page))
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+def _page_routes(page: Page) -> list[web.RouteDef]:
+    async def html(request: web.Request) -> web.Response:
+        asked = request.query
+        return _answer(request, page.html(asked.get("engine"), asked.get("target")), _NOT_KEPT)
+
+    async def history(request: web.Request) -> web.Response:
+        asked = request.query
+        return _answer(request, page.history(asked.get("engine"), asked.get("target")), _NOT_KEPT)
+
+    async def asset(request: web.Request) -> web.Response:
+        files, version = assets()
+        kept = _KEPT if request.query.get("v") == version else "no-cache"
+        return _answer(request, files[request.path.rpartition("/")[2]], kept)
+
+    return [
+        web.get("/", html),
+        web.get("/api/v1/history", history),
+        *(web.get(f"/{name}", asset) for name in ASSETS),
+    ]
+
+
+def _answer(request: web.Request, answer: Answer, kept: str) -> web.Response:
+    """An answer that was made before, compressed for whoever takes it."""
+    headers = {"Content-Type": answer.content_type, "Cache-Control": kept, "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        return web.Response(body=answer.packed, headers=headers | {"Content-Encoding": "gzip"})
+    return web.Response(body=answer.body, headers=headers)
+
+
+async def _packed(request: web.Request, body: bytes, content_type: str) -> web.Response:
+    """An answer that is compressed for whoever takes it; a large one in a thread, and fast."""
+    headers = {"Content-Type": content_type}
+    if len(body) < _COMPRESS_APART:
+        response = web.Response(body=body, headers=headers)
+        response.enable_compression()
+        return response
+    headers["Vary"] = "Accept-Encoding"
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        running = asyncio.get_running_loop()
+        body = await running.run_in_executor(None, gzip.compress, body, _FAST)
+    return web.Response(body=body, headers=headers)
+
+
+async def _add_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)
+    response.headers.pop("Server", None)
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's, but silent about requests that make no sense.
+
+    Anybody may send them, before any password is asked for: a line for each would fill the log, and with
+    what stands in them, which may be a secret. Whoever sends them is told.
+    """
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, server: web.Server, headers: Callable[[], Mapping[str, str]]) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
+        self._headers = headers
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except ValueError:  # aiohttp 3.14.3 lets through what is said of a bad URL
+            self.force_close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            return super().handle_error(request, status, exc, message)
+        # No application sees this answer to its end; aiohttp's own name and version would stand in it.
+        headers = {**_HEADERS, **self._headers(), "Server": "vllm-preemption-exporter"}
+        refusal = web.Response(status=status, text=f"{http.HTTPStatus(status).phrase}\n", headers=headers)
+        refusal.force_close()
+        return refusal
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
+            super().log_exception(*args, **kw)
+
+
+class WebServer:
+    """Serves an application until it is stopped."""
+
+    def __init__(self, app: web.Application, host: str, port: int, config_file: str | None = None) -> None:
+        """Prepare, without opening anything.
+
+        Args:
+            app: what to serve.
+            host: address to listen on; ``::`` means every address, IPv4 too.
+            port: 0 for any free one.
+            config_file: path of a web configuration, for TLS and basic authentication.
+
+        Raises:
+            ConfigError: the web configuration cannot be used.
+        """
+        self._guard = _guard(config_file) if config_file else None
+        if self._guard is not None:
+            app.middlewares.insert(0, self._guard.middleware)
+            app.on_response_prepare.append(self._guard.headers)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        self._connections = Connections(self._protocol)
+        app.middlewares.insert(0, self._connections.middleware)
+        self._host = host
+        self._port = port
+        self._listener: socket.socket | None = None
+        self._door: asyncio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listen, and return the base URL of the server.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        try:
+            listener = self._listener = _listen(self._host, self._port)
+        except OSError as problem:
+            where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+            why = str(problem.strerror or problem).partition(" (while")[0].lower()
+            raise OSError(problem.errno, f"cannot listen on {where}: {why}") from problem
+        await self._runner.setup()
+        if self._guard is not None:
+            self._connections.context = self._guard.context
+        self._door = await asyncio.get_running_loop().create_server(self._connections, sock=listener)
+        if self._guard is not None:
+            self._watching = asyncio.create_task(self._watch(self._guard))
+        host, port = listener.getsockname()[:2]
+        if host in ("::", "0.0.0.0"):  # noqa: S104 (a comparison)
+            host = "localhost"
+        scheme = "https" if self._guard is not None and self._guard.context is not None else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    async def stop(self) -> None:
+        """Finish the answers under way and close; who does not read its answers is cut off."""
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+        if self._guard is not None:
+            self._guard.close()
+        if self._door is not None:
+            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
+        await self._connections.close()
+        server = self._runner.server
+        transports = [handler.transport for handler in server.connections] if server else []
+        await self._runner.cleanup()
+        for transport in transports:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+        if self._guard is not None:
+            await self._guard.ended()
+
+    def _protocol(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None  # noqa: S101 (it was set up before it listens)
+        return _Handler(server, self._extra_headers)
+
+    def _extra_headers(self) -> Mapping[str, str]:
+        return self._guard.extra if self._guard is not None else {}
+
+    async def _watch(self, guard: "Guard") -> None:
+        """Use a web configuration that has changed."""
+        while True:
+            await asyncio.sleep(guard.seconds)
+            if await guard.refresh():
+                self._connections.context = guard.context
+                self._connections.finish()
+
+
+def _guard(path: str) -> "Guard":
+    from exporter.publish.web import webconfig  # noqa: PLC0415 (most sidecars have none)
+
+    return webconfig.Guard(path)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; every address means both families where the machine has both."""
+    if host == "::":
+        if socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            except OSError as problem:
+                if problem.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    raise
+        log.info("no IPv6 here, listening on IPv4")
+        host = "0.0.0.0"  # noqa: S104 (asked for)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)

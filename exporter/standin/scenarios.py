@@ -1,0 +1,295 @@
+"""What can happen to a simulated server, told in acts: for the demo, for dashboards and rules, for tests.
+
+Pure data, and how an act becomes requests. All times are seconds; an act in which the server is down first
+begins a new process, with everything lost that the old one held.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Final
+
+from exporter.simulation.arrivals import Arrivals, Closed, Timed
+from exporter.simulation.rng import Dice
+from exporter.simulation.settings import Engine
+from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
+from exporter.simulation.workload import Lengths, Request, made_up
+
+__all__ = ["RECORDED", "SCENARIOS", "Act", "Life", "Scenario", "Server", "arrivals_of", "lives"]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server process.
+
+    Attributes:
+        engine: the settings of each of its engines.
+        engines: data-parallel engines in it.
+        gpus: tensor parallelism.
+    """
+
+    engine: Engine
+    engines: int = 1
+    gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Some time in which the load follows one line.
+
+    Attributes:
+        name: in a word.
+        about: what happens, for whoever watches.
+        seconds: how long, ``down`` included.
+        rate: requests per second at the start and at the end, for all engines of the server together.
+        clients: instead of a rate: requests in flight at each engine, the next one when one ends.
+        shares: how the rate is dealt out to the engines.
+        server: the server from here on; None leaves the one there is.
+        down: so long nothing answers, then a new process does.
+        patience: seconds after which a client gives up; None never.
+    """
+
+    name: str
+    about: str
+    seconds: float
+    rate: tuple[float, float] = (0.0, 0.0)
+    clients: int | None = None
+    prompts: Lengths = field(default_factory=lambda: Lengths.between(50, 550))
+    outputs: Lengths = field(default_factory=lambda: Lengths.between(100, 500))
+    shares: tuple[float, ...] = (1.0,)
+    server: Server | None = None
+    down: float = 0.0
+    patience: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A story that begins anew at its end.
+
+    Attributes:
+        about: what it shows.
+        acts: in order; the first one says which server there is.
+        verdict: what an exporter is to say of an engine at the end of each act; a finding where it says so.
+        finding: what it is to find beside the verdicts, or "".
+    """
+
+    about: str
+    acts: tuple[Act, ...]
+    verdict: Mapping[str, str]
+    finding: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes once."""
+        return sum(act.seconds for act in self.acts)
+
+    def act_at(self, seconds: float) -> Act:
+        """The act at a time since the beginning."""
+        within = seconds % self.seconds
+        for act in self.acts[:-1]:
+            if within < act.seconds:
+                return act
+            within -= act.seconds
+        return self.acts[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One server process.
+
+    Attributes:
+        start: seconds from the beginning at which it begins to answer.
+        end: at which it is killed, None for never.
+        server: its settings.
+        acts: gives what it lives through, each act with the time at which it begins; without end if it is
+            not killed.
+    """
+
+    start: float
+    end: float | None
+    server: Server
+    acts: Callable[[], Iterator[tuple[float, Act]]]
+
+
+def lives(scenario: Scenario) -> Iterator[Life]:
+    """Yield the server's processes one after the other, for ever."""
+    server = scenario.acts[0].server
+    if server is None:
+        raise ValueError("the first act of a scenario wants a server")
+    if not any(act.down for act in scenario.acts):
+        yield Life(0.0, None, server, partial(_timed, scenario.acts))
+        return
+    times = _timed(scenario.acts)
+    begin, act = next(times)
+    while True:
+        server = act.server or server
+        lived = [(begin + act.down, replace(act, seconds=act.seconds - act.down))]
+        for begin, act in times:
+            if act.down:
+                break
+            lived.append((begin, act))
+        yield Life(lived[0][0], begin, server, partial(iter, lived))
+
+
+def _timed(acts: Sequence[Act]) -> Iterator[tuple[float, Act]]:
+    begin = 0.0
+    for turn in count():
+        for number, act in enumerate(acts):
+            # The first process is there from the start.
+            yield begin, replace(act, down=0.0) if not turn and not number else act
+            begin += act.seconds
+
+
+def arrivals_of(life: Life, engine: int, seed: int) -> Arrivals:
+    """Return what reaches one engine of a process; times are from the start of the process.
+
+    A closed loop lasts for the whole life: an act with clients is the only kind of its life.
+    """
+    dice = Dice(seed * 1000 + engine + round(life.start) * 7919)
+    _, act = next(life.acts())
+    if act.clients is not None:
+        return Closed(made_up(act.prompts, act.outputs, dice.fork()), act.clients)
+    return Timed(_requests(life.acts(), life.start, engine, dice))
+
+
+def _requests(acts: Iterator[tuple[float, Act]], start: float, engine: int, dice: Dice) -> Iterator[Request]:
+    """Yield requests at random times whose rate follows the acts (by thinning: Lewis, Shedler 1979)."""
+    numbers = count()
+    for begin, act in acts:
+        share = act.shares[engine] if len(act.shares) > engine else act.shares[-1]
+        most = max(act.rate) * share
+        if not most:
+            continue
+        at, end = nanoseconds(begin - start), nanoseconds(begin - start + act.seconds)
+        span, gap = end - at, round(NANOSECONDS / most)
+        lengths = made_up(act.prompts, act.outputs, dice.fork())
+        patience = None if act.patience is None else nanoseconds(act.patience)
+        first = at
+        while (at := at + dice.exponential(gap)) < end:
+            rate = act.rate[0] + (act.rate[1] - act.rate[0]) * (at - first) / span
+            if dice.below(1 << 32) < rate * share / most * (1 << 32):
+                yield replace(next(lengths), id=next(numbers), arrival=at, abort_after=patience)
+
+
+# The name of the demo's other story, which a real server told.
+RECORDED: Final = "recorded"
+
+# A small model on a GPU: steps of 20 to 30 ms, so that answers take seconds and a story two minutes.
+_STEP: Final = StepTime(fixed=18_000_000, per_token=30_000, per_sequence=100_000)
+_SMALL: Final = Engine(
+    num_gpu_blocks=901, block_size=16, max_num_seqs=64, max_model_len=4096, step_time=_STEP
+)
+_ROOMY: Final = replace(_SMALL, num_gpu_blocks=4001)
+# With two GPUs the weights are stored once, and all else is KV cache.
+_TP2: Final = replace(_SMALL, num_gpu_blocks=3601)
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "day": Scenario(
+        "a day in two minutes: calm, rising, exhaustion, a fix, calm",
+        (
+            Act(
+                "calm",
+                "the cache is big enough for this load: nothing to do",
+                20,
+                (1.2, 1.2),
+                server=Server(_SMALL),
+                down=3,
+            ),
+            Act("rising", "more requests each second: KV usage climbs", 20, (1.2, 4.5)),
+            Act(
+                "exhaustion",
+                "more than the cache holds: running falls, waiting rises, work is done twice",
+                35,
+                (6.0, 6.0),
+            ),
+            Act(
+                "fix applied",
+                "restarted with --tensor-parallel-size 2: four times the KV cache, the same load",
+                25,
+                (6.0, 6.0),
+                server=Server(_TP2, gpus=2),
+                down=3,
+            ),
+            Act("calm again", "the evening: nothing to do", 20, (5.0, 1.0)),
+        ),
+        {
+            "calm": "healthy",
+            "exhaustion": "preemption_thrash",
+            "fix applied": "healthy",
+            "calm again": "healthy",
+        },
+    ),
+    "calm": Scenario(
+        "a server with room for its load",
+        (Act("calm", "nothing to do", 600, (1.5, 1.5), server=Server(_ROOMY)),),
+        {"calm": "healthy"},
+    ),
+    "storm": Scenario(
+        "a preemption storm in a small pool",
+        (
+            Act(
+                "storm",
+                "48 clients on a cache for half of them: requests throw each other out",
+                600,
+                clients=48,
+                server=Server(_SMALL),
+            ),
+        ),
+        {"storm": "preemption_thrash"},
+    ),
+    "queue": Scenario(
+        "a queue that has nothing to do with the cache: all seats are taken",
+        (
+            Act(
+                "queue",
+                "24 clients for 8 seats, and KV hardly used: more cache cures nothing",
+                600,
+                clients=24,
+                server=Server(replace(_ROOMY, max_num_seqs=8)),
+            ),
+        ),
+        {"queue": "seat_bound"},
+    ),
+    "long-prompts": Scenario(
+        "prompts so long that the head of the queue waits for KV at half usage",
+        (
+            Act(
+                "long prompts",
+                "each prompt wants over a third of the cache at once: one waits with a quarter of it free",
+                600,
+                clients=5,
+                prompts=Lengths.between(22_000, 26_000),
+                outputs=Lengths.between(200, 600),
+                server=Server(
+                    replace(_ROOMY, num_gpu_blocks=4001, max_num_batched_tokens=8192, max_model_len=32_768)
+                ),
+            ),
+        ),
+        {"long prompts": "kv_bound"},
+    ),
+    "imbalance": Scenario(
+        "two data-parallel engines, one with nearly all of the load",
+        (
+            Act(
+                "imbalance",
+                "engine 0 gets nine requests in ten: the cure is routing, not memory",
+                600,
+                (4.0, 4.0),
+                shares=(0.9, 0.1),
+                server=Server(replace(_ROOMY, num_gpu_blocks=2001), engines=2),
+            ),
+        ),
+        {"imbalance": "healthy"},
+        "dp_imbalance",
+    ),
+    "restart": Scenario(
+        "a server that dies every two minutes and comes back",
+        (
+            Act("up", "a healthy server", 60, (2.0, 2.0), server=Server(_ROOMY)),
+            Act("restarted", "gone for 12 s, then a new process: counters go on", 60, (2.0, 2.0), down=12),
+        ),
+        {"up": "healthy", "restarted": "healthy"},
+        "restarted",
+    ),
+}

@@ -1,0 +1,328 @@
+"""A fake vLLM server: the simulated scheduler in real time behind vLLM's endpoints.
+
+For the demo, for trying dashboards and rules, for load tests. What it shows is simulated, the way it looks
+is not: see `exporter.standin.metrics_page`.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from exporter.config import Fact, arguments
+from exporter.runtime.sidecar import signalled
+from exporter.simulation.in_flight import Live
+from exporter.simulation.run import Run
+from exporter.simulation.timing import NANOSECONDS, nanoseconds
+from exporter.standin.metrics_page import VERSIONS, EngineFigures, Finished, Page
+from exporter.standin.scenarios import SCENARIOS, Life, Scenario, Server, arrivals_of, lives
+
+__all__ = ["FakeServer", "Play", "run"]
+
+# How often it goes on while nobody asks: a scrape after an hour's silence is to hold nobody up.
+_TICK_SECONDS: Final = 0.25
+_CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
+
+
+class _Player:
+    """One engine of one process: its run, and what it counts."""
+
+    def __init__(self, life: Life, number: int, seed: int, figures: EngineFigures) -> None:
+        self._run = Run(life.server.engine, arrivals_of(life, number, seed))
+        self._figures = figures
+        self._figures.gauges(0, 0, 0.0)
+        self._figures.preempted(0)
+        self._run.scheduler.witness = self._witness
+        self._steps = self._tokens = self._outputs = self._busy = self._all_steps = 0
+        self._told = 0  # outputs that the witness has counted
+
+    def until(self, at: int) -> None:
+        """Go on to a time in nanoseconds from the start of the process."""
+        ended = None
+        while ended is None or ended:
+            ended = self._run.until(at)
+            self._note_steps()
+            for live in ended:
+                self._finished(live)
+        scheduler = self._run.scheduler
+        self._figures.gauges(scheduler.running, scheduler.waiting, scheduler.kv_usage)
+        self._figures.preempted(scheduler.totals.preemptions_counted)
+
+    def _witness(self, live: Live) -> None:
+        now = self._run.scheduler.now
+        self._told += 1
+        if live.first is None:
+            seconds = (now - live.arrival) / NANOSECONDS
+            self._figures.first_token(live.request.prompt_tokens, live.cached_tokens, seconds)
+        else:
+            self._figures.next_tokens(1, (now - live.stopped) / NANOSECONDS)
+
+    def _note_steps(self) -> None:
+        """Count the steps since the last time: their tokens came one step after the other."""
+        totals = self._run.scheduler.totals
+        steps, busy = totals.steps - self._all_steps, totals.busy - self._busy
+        if steps:
+            self._figures.steps(totals.output_steps - self._steps, totals.scheduled_tokens - self._tokens)
+            others = totals.output_tokens - self._outputs - self._told
+            self._figures.next_tokens(others, busy / steps / NANOSECONDS)
+        self._all_steps, self._busy, self._steps = totals.steps, totals.busy, totals.output_steps
+        self._tokens, self._outputs, self._told = totals.scheduled_tokens, totals.output_tokens, 0
+
+    def _finished(self, live: Live) -> None:
+        admitted, first = live.admitted or live.arrival, live.first or live.ended
+        self._figures.finished(
+            Finished(
+                prompt=live.request.prompt_tokens,
+                output=live.outputs,
+                computed=live.request.prompt_tokens - live.cached_tokens,
+                queue=(admitted - live.arrival) / NANOSECONDS,
+                first=(first - live.arrival) / NANOSECONDS,
+                total=(live.ended - live.arrival) / NANOSECONDS,
+                preemptions=live.preemptions,
+            )
+        )
+
+
+class Play:
+    """A scenario, played: what its server would answer at any time. Reads no clock.
+
+    Attributes:
+        server: the settings of the process that answers or will answer next.
+    """
+
+    def __init__(self, scenario: Scenario, version: str, model: str, seed: int, origin: float) -> None:
+        """Prepare.
+
+        Args:
+            scenario: the story.
+            version: of vLLM, as `exporter.standin.metrics_page` knows it.
+            model: its name.
+            seed: of the arrivals.
+            origin: unix seconds at which it begins.
+        """
+        self._lives = lives(scenario)
+        self._version = version
+        self._model = model
+        self._seed = seed
+        self._origin = origin
+        self._begin(next(self._lives))
+
+    def _begin(self, life: Life) -> None:
+        self._life, self.server = life, life.server
+        server = life.server
+        self._page = Page(
+            self._version,
+            self._model,
+            self._origin + life.start,
+            max_model_len=server.engine.max_model_len or 0,
+            cache=_labels(server),
+            engines=server.engines,
+        )
+        self._players = [
+            _Player(life, number, self._seed, figures) for number, figures in enumerate(self._page.engines)
+        ]
+
+    def at(self, seconds: float) -> bool:
+        """Go on to a time since the beginning, never back; returns whether the server answers then."""
+        while self._life.end is not None and seconds >= self._life.end:
+            self._begin(next(self._lives))
+        if seconds < self._life.start:
+            return False
+        for player in self._players:
+            player.until(nanoseconds(seconds - self._life.start))
+        return True
+
+    def body(self, seconds: float) -> bytes | None:
+        """Its metrics page at a time, None while nothing answers."""
+        return self._page.body(self._origin + seconds) if self.at(seconds) else None
+
+    def facts(self) -> dict[str, Fact]:
+        """What the server would tell of its settings, by vLLM's flag names."""
+        engine = self.server.engine
+        return {
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_model_len": engine.max_model_len or 0,
+            "block_size": engine.block_size,
+            "tensor_parallel_size": self.server.gpus,
+            "watermark": engine.watermark,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "enable_chunked_prefill": engine.enable_chunked_prefill,
+            "scheduler_reserve_full_isl": engine.reserve_full_prompt,
+            "scheduling_policy": engine.policy,
+            "async_scheduling": engine.async_scheduling,
+            "data_parallel_size": self.server.engines,
+        }
+
+
+def _labels(server: Server) -> dict[str, str]:
+    """The labels of ``cache_config_info``: blocks are those of all engines, tokens those of one."""
+    engine = server.engine
+    tokens = engine.num_gpu_blocks * engine.block_size
+    return {
+        "block_size": str(engine.block_size),
+        "effective_attention_block_size": str(engine.block_size),
+        "enable_prefix_caching": str(engine.enable_prefix_caching),
+        "kv_cache_memory_bytes": "None",
+        "kv_cache_size_tokens": str(tokens),
+        "kv_cache_max_concurrency": str(round(tokens / (engine.max_model_len or tokens), 3)),
+        "num_gpu_blocks": str(engine.num_gpu_blocks * server.engines),
+        "num_gpu_blocks_override": "None",
+        "user_specified_block_size": "False",
+    }
+
+
+class FakeServer:
+    """Serves a play on a port of its own; while the play's server is down, so is the port."""
+
+    def __init__(self, scenario: str, *, host: str, port: int, version: str, model: str, seed: int) -> None:
+        """Prepare, without opening anything."""
+        self._host = host
+        self._port = port
+        self._version = version
+        self._model = model
+        self._start = time.monotonic()
+        self.play = Play(SCENARIOS[scenario], version, model, seed, time.time())
+        self._runner: web.AppRunner | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._start
+
+    async def start(self) -> str:
+        """Listen, and return the base URL.
+
+        Raises:
+            OSError: the port cannot be listened on.
+        """
+        self._start = time.monotonic()
+        await self._open()
+        self._task = asyncio.create_task(self._live())
+        return f"http://{self._host}:{self._port}"
+
+    async def stop(self) -> None:
+        """End it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await self._close()
+
+    async def _open(self) -> None:
+        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            listener = socket.create_server((self._host, self._port))
+        except OSError:
+            await runner.cleanup()
+            raise
+        self._port = listener.getsockname()[1]
+        await web.SockSite(runner, listener).start()
+        self._runner = runner
+
+    async def _close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _live(self) -> None:
+        """Go on while nobody asks, and open and close the port as the play wants it."""
+        while True:
+            up = self.play.at(self.elapsed)
+            if up and self._runner is None:
+                await self._open()
+            elif not up:
+                await self._close()
+            await asyncio.sleep(_TICK_SECONDS)
+
+    def _app(self) -> web.Application:
+        async def metrics(_request: web.Request) -> web.Response:
+            body = self.play.body(self.elapsed)
+            if body is None:
+                return web.Response(status=503)
+            return web.Response(body=body, headers={"Content-Type": _CONTENT_TYPE})
+
+        async def health(_request: web.Request) -> web.Response:
+            return web.Response()
+
+        async def version(_request: web.Request) -> web.Response:
+            return web.json_response({"version": self._version})
+
+        async def models(_request: web.Request) -> web.Response:
+            return web.json_response({"object": "list", "data": [self._card()]})
+
+        async def server_info(_request: web.Request) -> web.Response:
+            return web.json_response({"vllm_config": arguments.fields_of(self.play.facts())})
+
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", metrics),
+                web.get("/health", health),
+                web.get("/ping", health),
+                web.get("/version", version),
+                web.get("/v1/models", models),
+                web.get("/server_info", server_info),
+            ]
+        )
+        return app
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "vllm",
+            "root": self._model,
+            "parent": None,
+            "max_model_len": self.play.server.engine.max_model_len,
+            "permission": [],
+        }
+
+
+async def run(  # noqa: PLR0913 -- the flags of a command
+    scenario: str,
+    *,
+    host: str,
+    port: int,
+    replicas: int,
+    version: str = VERSIONS[-1],
+    model: str,
+    seed: int,
+    say: Callable[[str], None],
+) -> None:
+    """Serve so many fake servers until SIGTERM or SIGINT.
+
+    Raises:
+        OSError: a port cannot be listened on.
+    """
+    stopped = signalled()
+    servers = [
+        FakeServer(
+            scenario,
+            host=host,
+            port=port + number if port else 0,
+            version=version,
+            model=model,
+            seed=seed + number,
+        )
+        for number in range(replicas)
+    ]
+    started: list[FakeServer] = []
+    try:
+        for server in servers:
+            url = await server.start()
+            started.append(server)
+            say(f"{url}/metrics  simulated vLLM {version}, {scenario}")
+        await stopped
+    finally:
+        await _stop(started)
+
+
+async def _stop(servers: Sequence[FakeServer]) -> None:
+    for server in servers:
+        await server.stop()
