@@ -18,10 +18,10 @@ from bench import Row
 from exporter.config import AlertmanagerConfig
 
 TESTS = Path(__file__).parent.parent / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "rules")]
+sys.path[:0] = [str(TESTS)]
 
 import series  # noqa: E402 (beside the tests of the rules)
-from promtool import RULES, check  # noqa: E402
+from support.promtool import RULES, check  # noqa: E402
 
 # Recording -> the part that is the storm, repeated for five minutes where rules have to see it.
 STORMS: Final = {

@@ -12,12 +12,11 @@ import subprocess
 import sys
 from contextlib import suppress
 
-import bodies
 import pytest
-import recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from running import ANYWHERE, FAST, Command, Upstream, until
+from support import bodies, real_recordings
+from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter import __version__, cli
 from exporter.analysis.signals import NAMES
@@ -30,7 +29,7 @@ from exporter.vllm.recording import Header, Poll, RecordingError, Writer, read
 
 HIDDEN = "hunter2-is-not-shown"
 COMMANDS = ("serve", "record", "replay", "demo", "whatif")
-RECORDINGS = sorted(recorded.RECORDINGS.glob("*.jsonl.gz"))
+RECORDINGS = sorted(real_recordings.RECORDINGS.glob("*.jsonl.gz"))
 BODY = bodies.body(bodies.engine(running=3, waiting=1, kv=0.4, preemptions=2, finished=5))
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -196,7 +195,7 @@ def recordings() -> list[str]:
 @pytest.mark.parametrize("name", recordings())
 def test_a_replayed_poll_is_an_object_of_the_promised_form(replayed, name):
     """Keys and types, at every poll: others read them."""
-    polls = recorded.polls(name)
+    polls = real_recordings.polls(name)
     objects = replayed[name]
     assert [one["t"] for one in objects] == [round(poll.t, 3) for poll in polls]
     for one, poll in zip(objects, polls, strict=True):
@@ -220,20 +219,21 @@ def test_a_replayed_poll_is_an_object_of_the_promised_form(replayed, name):
 
 def test_a_replay_has_the_right_values(replayed):
     """Of a storm: what vLLM's own counter gained, and the full cache."""
-    last = replayed[recorded.EXHAUSTION][-1]["engines"]["0"]["signals"]
+    last = replayed[real_recordings.EXHAUSTION][-1]["engines"]["0"]["signals"]
     assert last["preemptions_total"] == 531
     assert (
-        max(one["engines"]["0"]["signals"]["kv_usage_ratio"] for one in replayed[recorded.EXHAUSTION]) == 1.0
+        max(one["engines"]["0"]["signals"]["kv_usage_ratio"] for one in replayed[real_recordings.EXHAUSTION])
+        == 1.0
     )
-    assert replayed[recorded.TWO_ENGINES][-1]["engines"].keys() == {"0", "1"}
+    assert replayed[real_recordings.TWO_ENGINES][-1]["engines"].keys() == {"0", "1"}
 
 
 def test_what_is_unknown_is_left_out(replayed):
     """A server that is refused at first has no engine; a rate needs two polls."""
-    first = replayed[recorded.RESTART][0]
+    first = replayed[real_recordings.RESTART][0]
     assert first["engines"] == {}
     assert first["target"]["up"] is False
-    assert "preemptions_per_second" not in replayed[recorded.CALM][0]["engines"]["0"]["signals"]
+    assert "preemptions_per_second" not in replayed[real_recordings.CALM][0]["engines"]["0"]["signals"]
 
 
 def test_replicas_are_told_apart_by_their_key(run, tmp_path):
@@ -270,11 +270,11 @@ def objects(text: str) -> list[dict]:
 
 def test_the_text_is_a_line_per_poll_and_engine(run):
     """With a dash for what is unknown."""
-    path = recorded.RECORDINGS / f"{recorded.RESTART}.jsonl.gz"
+    path = real_recordings.RECORDINGS / f"{real_recordings.RESTART}.jsonl.gz"
     status, out, err = run("replay", path)
     lines = out.splitlines()
     assert (status, err) == (0, "")
-    assert len(lines) == len(recorded.polls(recorded.RESTART))
+    assert len(lines) == len(real_recordings.polls(real_recordings.RESTART))
     assert lines[0] == "      0.0s  down (connection_refused)"
     number = r"(-|[\d.]+%?)"
     form = (
@@ -286,7 +286,9 @@ def test_the_text_is_a_line_per_poll_and_engine(run):
 
 def test_the_text_of_several_engines_has_a_line_for_each(run):
     """Under the same time."""
-    lines = run("replay", recorded.RECORDINGS / f"{recorded.TWO_ENGINES}.jsonl.gz")[1].splitlines()
+    lines = run("replay", real_recordings.RECORDINGS / f"{real_recordings.TWO_ENGINES}.jsonl.gz")[
+        1
+    ].splitlines()
     assert re.match(r"(.*s)  up  engine 0 ", lines[-2])[1] == re.match(r"(.*s)  up  engine 1 ", lines[-1])[1]
 
 
@@ -303,7 +305,9 @@ def test_the_text_obeys_no_escape_sequence_of_a_label(run, tmp_path):
 
 def storm_file() -> bytes:
     """The first polls of a recording, as plain text."""
-    lines = gzip.decompress((recorded.RECORDINGS / f"{recorded.CALM}.jsonl.gz").read_bytes()).splitlines(True)
+    lines = gzip.decompress(
+        (real_recordings.RECORDINGS / f"{real_recordings.CALM}.jsonl.gz").read_bytes()
+    ).splitlines(True)
     return b"".join(lines[:6])
 
 
@@ -433,7 +437,7 @@ def small_file(*, packed: bool) -> bytes:
 
 def test_a_reader_who_has_seen_enough_is_no_error():
     """`replay F | head` ends in silence."""
-    path = recorded.RECORDINGS / f"{recorded.EXHAUSTION}.jsonl.gz"
+    path = real_recordings.RECORDINGS / f"{real_recordings.EXHAUSTION}.jsonl.gz"
     with subprocess.Popen(
         [sys.executable, "-m", "exporter", "replay", str(path), "--format", "json"],
         stdout=subprocess.PIPE,

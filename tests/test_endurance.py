@@ -7,10 +7,10 @@ import os
 import statistics
 from pathlib import Path
 
-import bodies
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
+from support import bodies
 
 from exporter.analysis.history import KEEP_POLLS
 from exporter.analysis.pipeline import Pipeline

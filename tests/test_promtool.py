@@ -3,12 +3,11 @@
 import shutil
 import subprocess
 
-import bodies
 import pytest
-import recorded
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from running import ANYWHERE, FAST, Command, Upstream, until
+from support import bodies, real_recordings
+from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
@@ -52,14 +51,14 @@ def test_a_fault_is_found():
 
 STORIES = {
     "nothing": lambda: None,
-    "storm": lambda: recorded.replayed(recorded.EXHAUSTION)[120],
-    "storm of 0.32": lambda: recorded.replayed("0.32.0-exhaustion")[100],
-    "two engines": lambda: recorded.replayed(recorded.TWO_ENGINES)[-1],
-    "two API servers": lambda: recorded.replayed(recorded.TWO_API_SERVERS)[40],
-    "down": lambda: recorded.at(recorded.replayed(recorded.RESTART), 90.0),
-    "never up": lambda: recorded.replayed(recorded.RESTART)[3],
-    "no statistics": lambda: fed(recorded.idle("0.26.0", "stats-disabled")),
-    "idle": lambda: fed(recorded.idle("0.32.0")),
+    "storm": lambda: real_recordings.replayed(real_recordings.EXHAUSTION)[120],
+    "storm of 0.32": lambda: real_recordings.replayed("0.32.0-exhaustion")[100],
+    "two engines": lambda: real_recordings.replayed(real_recordings.TWO_ENGINES)[-1],
+    "two API servers": lambda: real_recordings.replayed(real_recordings.TWO_API_SERVERS)[40],
+    "down": lambda: real_recordings.at(real_recordings.replayed(real_recordings.RESTART), 90.0),
+    "never up": lambda: real_recordings.replayed(real_recordings.RESTART)[3],
+    "no statistics": lambda: fed(real_recordings.idle("0.26.0", "stats-disabled")),
+    "idle": lambda: fed(real_recordings.idle("0.32.0")),
     "a strange name": lambda: fed(bodies.body(bodies.engine(model="a{b}=\\'c 模型", kv=0.5, preemptions=1))),
 }
 

@@ -4,7 +4,7 @@ When a storm began is read from the bodies here, by regular expressions and with
 """
 
 import pytest
-from recorded import (
+from support.real_recordings import (
     CALM,
     EXHAUSTION,
     QUEUEING,
@@ -18,7 +18,7 @@ from recorded import (
     replayed,
     value,
 )
-from stage import engine_of, fixes, found, sequence, verdicts
+from support.scenes import engine_of, fixes, found, sequence, verdicts
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.signals import NAMES

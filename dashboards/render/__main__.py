@@ -1,6 +1,6 @@
 """``python -m dashboards.render [NAME ...]``: the dashboards' pictures, taken anew in ``docs/pictures``.
 
-A fleet's half hour with one server in a preemption storm (``tests/dashboards/dashboard_scenes.py``) in a real
+A fleet's half hour with one server in a preemption storm (``tests/support/dashboard_scenes.py``) in a real
 Prometheus, drawn by Grafana's own front-end packages in a headless Chromium. The first run gets the packages.
 """
 
@@ -28,11 +28,11 @@ from bench.screenshots import MOST_BYTES, PICTURES
 HERE: Final = Path(__file__).parent
 DASHBOARDS: Final = HERE.parent
 ROOT: Final = DASHBOARDS.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "dashboards")]
+sys.path[:0] = [str(ROOT / "tests")]
 
-from dashboard_files import every_panel  # noqa: E402
-from dashboard_prometheus import prometheus_of  # noqa: E402
-from dashboard_scenes import SCRAPE, SECONDS, STORM, fleet  # noqa: E402
+from support.dashboard_files import every_panel  # noqa: E402
+from support.dashboard_prometheus import prometheus_of  # noqa: E402
+from support.dashboard_scenes import SCRAPE, SECONDS, STORM, fleet  # noqa: E402
 
 # A night, 02:59:20 UTC: the pictures show the same every time, and no label stands at their edge.
 END: Final = 1_767_236_360

@@ -1,7 +1,7 @@
 """An engine's own normal: what it put out in calm times, and how long a token took at which load."""
 
 import pytest
-from stage import Stage
+from support.scenes import Stage
 
 
 def baseline(stage):

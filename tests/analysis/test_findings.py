@@ -1,7 +1,7 @@
 """Facts beside a verdict: when each holds, and when not."""
 
 import pytest
-from stage import Stage, engine_of, found
+from support.scenes import Stage, engine_of, found
 
 BUSY = {"running": 10, "kv": 0.6, "tokens": 500, "finished": 1}
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from stage import Stage, advice, engine_of, fixes, situation, withheld
+from support.scenes import Stage, advice, engine_of, fixes, situation, withheld
 
 from exporter.analysis import catalogue
 from exporter.analysis.fixes import advise

@@ -5,11 +5,20 @@ import math
 from collections.abc import Iterable
 
 import pytest
-import recorded
-from bodies import body, cut, engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import CALM, EXHAUSTION, QUEUEING, TWO_API_SERVERS, TWO_ENGINES, pipeline, polls, value
+from support import real_recordings
+from support.bodies import body, cut, engine
+from support.real_recordings import (
+    CALM,
+    EXHAUSTION,
+    QUEUEING,
+    TWO_API_SERVERS,
+    TWO_ENGINES,
+    pipeline,
+    polls,
+    value,
+)
 
 from exporter.analysis.history import KEEP_POLLS, KV_BOUNDS, History
 from exporter.vllm.exposition import EngineKey, Reader, Snapshot
@@ -43,7 +52,7 @@ def replay(name: str, until: float = math.inf, number: str = "0") -> History:
     for poll in polls(name):
         if poll.t <= until:
             fed.feed(poll.t, poll.body, poll.error)
-    return recorded.history(fed, number)
+    return real_recordings.history(fed, number)
 
 
 # Own counters, on recordings.

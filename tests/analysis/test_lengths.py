@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from bodies import body, cut, engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import EXHAUSTION, history, pipeline, polls, value
+from support.bodies import body, cut, engine
+from support.real_recordings import EXHAUSTION, history, pipeline, polls, value
 
 from exporter.analysis.history import History
 from exporter.analysis.lengths import ENOUGH, PERIOD_SECONDS, Lengths, LengthWindow

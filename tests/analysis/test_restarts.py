@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 import pytest
-from bodies import body, engine
-from recorded import RESTART, history, pipeline, polls, value
+from support.bodies import body, engine
+from support.real_recordings import RESTART, history, pipeline, polls, value
 
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History

@@ -7,8 +7,8 @@ import math
 import random
 
 import pytest
-from bodies import body, engine
-from stage import (
+from support.bodies import body, engine
+from support.scenes import (
     IDLE,
     Player,
     Stage,

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pytest
-from bodies import body, engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import (
+from support.bodies import body, engine
+from support.real_recordings import (
     CALM,
     EXHAUSTION,
     QUEUEING,

@@ -3,9 +3,9 @@
 import math
 from itertools import pairwise
 
-from bodies import body, engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.bodies import body, engine
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity

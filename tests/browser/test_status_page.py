@@ -11,11 +11,11 @@ from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
-import bodies
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from shown import Shown, several, wearing
-from stage import Stage
+from support import bodies
+from support.scenes import Stage
+from support.status_page import Shown, several, wearing
 
 from exporter.analysis import catalogue
 from exporter.analysis.pipeline import Pipeline, TargetReading

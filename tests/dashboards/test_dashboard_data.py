@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from dashboard_files import NAMES, TARGETS, VARIABLES, Target, document, filled
-from dashboard_prometheus import prometheus_of
-from dashboard_scenes import SCRAPE, SECONDS, STORM, fleet
+from support.dashboard_files import NAMES, TARGETS, VARIABLES, Target, document, filled
+from support.dashboard_prometheus import prometheus_of
+from support.dashboard_scenes import SCRAPE, SECONDS, STORM, fleet
 
 from exporter.analysis import catalogue
 from exporter.commands.dashboards import adapted

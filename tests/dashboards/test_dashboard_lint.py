@@ -6,9 +6,9 @@ from itertools import combinations
 
 import promql_parser as promql
 import pytest
-import recorded
 import yaml
-from dashboard_files import (
+from support import real_recordings
+from support.dashboard_files import (
     FOLDER,
     NAMES,
     ROOT,
@@ -263,8 +263,10 @@ def exported() -> frozenset[str]:
 @functools.cache
 def printed() -> frozenset[str]:
     """Every name in the bodies that real vLLM servers and releases printed."""
-    bodies = [recorded.exposition(path) for path in recorded.EXPOSITIONS]
-    bodies += [recorded.polls(name)[-1].body or b"" for name in (recorded.CALM, "0.32.0-exhaustion")]
+    bodies = [real_recordings.exposition(path) for path in real_recordings.EXPOSITIONS]
+    bodies += [
+        real_recordings.polls(name)[-1].body or b"" for name in (real_recordings.CALM, "0.32.0-exhaustion")
+    ]
     return frozenset(
         name for body in bodies for name in re.findall(r"^([a-zA-Z_:][\w:]*)", body.decode(), re.MULTILINE)
     )

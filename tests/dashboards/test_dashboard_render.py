@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_files import FOLDER, NAMES, document, every_panel
+from support.dashboard_files import FOLDER, NAMES, document, every_panel
 
 DRAWN = json.loads((FOLDER / "render" / "src" / "drawn.json").read_text(encoding="utf-8"))
 PANELS = [panel for name in NAMES for panel in every_panel(name)]

@@ -8,7 +8,7 @@ import compose_spec
 import promql_parser
 import pytest
 import yaml
-from cluster import EXAMPLES, NAME, ROOT, documents
+from support.cluster import EXAMPLES, NAME, ROOT, documents
 
 from exporter import __version__
 from exporter.config import load

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import KUSTOMIZE, NAME, ROOT, program
-from running import Upstream, free_port, until
+from support.cluster import KUSTOMIZE, NAME, ROOT, program
+from support.process import Upstream, free_port, until
 
 from exporter import __version__
 from exporter.config import WebConfig

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
-from cluster import (
+from support.cluster import (
     DEPLOY,
     EXAMPLES,
     KUSTOMIZE,

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from cluster import (
+from support.cluster import (
     EXAMPLES,
     LABEL,
     NAME,

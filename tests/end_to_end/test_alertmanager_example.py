@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import pytest
-from programs import EXAMPLE, Alertmanager, Pagers
-from running import until
+from support.process import until
+from support.programs import EXAMPLE, Alertmanager, Pagers
 
 from exporter.publish.alerts.table import alerts
 

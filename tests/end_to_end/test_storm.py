@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
-from programs import Alertmanager, Pagers, Prometheus, Storm
-from running import ANYWHERE, Command, until
+from support.process import ANYWHERE, Command, until
+from support.programs import Alertmanager, Pagers, Prometheus, Storm
 
 from exporter.analysis import catalogue
 

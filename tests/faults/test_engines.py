@@ -3,8 +3,8 @@
 import asyncio
 import tracemalloc
 
-import bodies
 import pytest
+from support import bodies
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig

@@ -6,7 +6,7 @@ that a body showed was counted once. At its very end memory and descriptors are 
 
 Proven elsewhere, not here: a server that never accepts, TLS handshakes that never end, damaged encodings of
 every kind and random bytes in place of HTTP (tests/vllm/test_client.py), HTML in place of metrics
-(tests/test_serve.py), a full disk byte by byte (tests/test_recording.py).
+(tests/runtime/test_sidecar_process.py), a full disk byte by byte (tests/vllm/test_recording.py).
 """
 
 import os
@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import bodies
 import pytest
-from hostile import (
+from support import bodies
+from support.hostile_server import (
     CHUNKED,
     HEAD,
     MIB,
@@ -32,7 +32,7 @@ from hostile import (
     status,
     with_body,
 )
-from running import ANYWHERE, FAST, Command, until
+from support.process import ANYWHERE, FAST, Command, until
 
 # Against the running program, with time-outs to wait for: a minute together.
 pytestmark = pytest.mark.long
@@ -155,7 +155,7 @@ MISLEADING = {
 }
 
 
-# The program at one pace whatever answers cost: how it slows down is told by tests/test_watch.py.
+# The program at one pace whatever answers cost: how it slows down is told by tests/runtime/test_poller.py.
 PROGRAM = """\
 import sys
 import exporter.runtime.poller

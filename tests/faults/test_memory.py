@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from hostile import MIB, with_body
-from hostile import Hostile as Server
-from running import ANYWHERE, Command, until
+from support.hostile_server import MIB, with_body
+from support.hostile_server import Hostile as Server
+from support.process import ANYWHERE, Command, until
 
 # Against the running program: half a minute together.
 pytestmark = pytest.mark.long

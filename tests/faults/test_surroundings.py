@@ -8,11 +8,11 @@ import socket
 import ssl
 import time
 
-import bodies
 import pytest
 import trustme
-from hostile import Hostile, good
-from running import ANYWHERE, FAST, Command, free_port, until
+from support import bodies
+from support.hostile_server import Hostile, good
+from support.process import ANYWHERE, FAST, Command, free_port, until
 
 from exporter.vllm.recording import Poll, RecordingError, read
 

@@ -8,7 +8,7 @@ no labels.
 import re
 from collections.abc import Iterable
 
-from reference import Engine, classic_samples, engines
+from support.reference_reader import Engine, classic_samples, engines
 
 from exporter.vllm import names
 from exporter.vllm.exposition import Exposition, Reader

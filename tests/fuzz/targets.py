@@ -4,16 +4,15 @@ import gzip
 import math
 import os
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import recorded
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
+from support import real_recordings
 
 from exporter.analysis.pipeline import MAX_REMEMBERED, Pipeline
 from exporter.config import AnalysisConfig, ConfigError, describe, load
@@ -24,9 +23,6 @@ from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
 from exporter.vllm.recording import Header, Poll, RecordingError, anonymise
 from exporter.vllm.recording import read as read_recording
 from exporter.vllm.series import MOST_CHARACTERS
-
-sys.path.insert(0, str(recorded.TESTS / "vllm"))
-
 from fuzz.mutate import mutant
 from fuzz.pages import BETWEEN, sequence
 from fuzz.plain import differ
@@ -46,12 +42,12 @@ def bodies() -> list[bytes]:
     """Small seeds out of recorded bodies: some families each, of several releases and one storm."""
     random_ = random.Random(5)
     seeds = stored("reader")
-    for path in recorded.EXPOSITIONS[::4]:
-        families = recorded.exposition(path).split(b"# HELP ")
+    for path in real_recordings.EXPOSITIONS[::4]:
+        families = real_recordings.exposition(path).split(b"# HELP ")
         core = [one for one in families if one.startswith(b"vllm:num_requests_running")]
         for _ in range(6):
             seeds.append(b"# HELP ".join([b"", *core, *random_.sample(families, 6)])[:LONGEST])
-    for poll in recorded.polls(recorded.EXHAUSTION)[100:160:10]:
+    for poll in real_recordings.polls(real_recordings.EXHAUSTION)[100:160:10]:
         lines = [line for line in poll.body.splitlines(keepends=True) if not line.startswith(b"#")]
         seeds.append(b"".join(random_.sample(lines, min(len(lines), 40))))
     return seeds
@@ -61,8 +57,10 @@ def pages_of_few_lines() -> list[bytes]:
     """Pages as servers print them, of few lines each, so that most changes matter."""
     random_ = random.Random(7)
     seeds = []
-    for path in recorded.EXPOSITIONS[::6]:
-        lines = [line for line in recorded.exposition(path).splitlines(keepends=True) if line[:1] != b"#"]
+    for path in real_recordings.EXPOSITIONS[::6]:
+        lines = [
+            line for line in real_recordings.exposition(path).splitlines(keepends=True) if line[:1] != b"#"
+        ]
         ours = [line for line in lines if line.startswith(b"vllm:") and b"_bucket" not in line]
         core = [line for line in ours if b"num_requests_running" in line]
         seeds += [b"".join(core + random_.sample(ours, 4)) for _ in range(3)]

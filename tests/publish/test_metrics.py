@@ -6,14 +6,13 @@ import math
 import re
 from types import SimpleNamespace
 
-import bodies
 import pytest
-import recorded
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
+from support import bodies, real_recordings
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.signals import Signals
@@ -141,8 +140,8 @@ def test_every_row_is_shown_and_everything_shown_has_a_row():
     """By one storm or another; the name, the type and the help are the table's."""
     text = "".join(
         scrape(reading)
-        for name in (recorded.EXHAUSTION, "0.32.0-exhaustion", recorded.CALM)
-        for reading in recorded.replayed(name)[5::20]
+        for name in (real_recordings.EXHAUSTION, "0.32.0-exhaustion", real_recordings.CALM)
+        for reading in real_recordings.replayed(name)[5::20]
     )
     shown = {family.name: family for family in read_text(text)}
     rows = {PREFIX + row.name: row for row in METRICS}
@@ -319,13 +318,13 @@ def test_an_engine_that_is_missing_is_counted_and_keeps_its_counters():
 
 def recorded_names() -> list[str]:
     """All recordings of polls."""
-    return sorted(path.name.partition(".jsonl")[0] for path in recorded.RECORDINGS.glob("*.jsonl.gz"))
+    return sorted(path.name.partition(".jsonl")[0] for path in real_recordings.RECORDINGS.glob("*.jsonl.gz"))
 
 
 @pytest.mark.parametrize("name", recorded_names())
 def test_no_engine_has_more_series_than_promised(name):
     """At no poll of any recording."""
-    for reading in recorded.replayed(name):
+    for reading in real_recordings.replayed(name):
         per_engine: dict[tuple[str, str], int] = {}
         for family in collector(reading).collect():
             for sample in family.samples:
@@ -335,10 +334,12 @@ def test_no_engine_has_more_series_than_promised(name):
         assert max(per_engine.values(), default=0) <= SERIES_PER_ENGINE
 
 
-@pytest.mark.parametrize("path", recorded.EXPOSITIONS, ids=lambda path: path.name.removesuffix(".txt.gz"))
+@pytest.mark.parametrize(
+    "path", real_recordings.EXPOSITIONS, ids=lambda path: path.name.removesuffix(".txt.gz")
+)
 def test_no_version_of_vllm_has_more_series_than_promised(path):
     """With every metric of that release in its body."""
-    body = recorded.exposition(path)
+    body = real_recordings.exposition(path)
     reading = fed(*[body] * 6)
     found = [1 for name, labels in series(scrape(reading)) if ("engine", "0") in labels]
     assert 20 < len(found) <= SERIES_PER_ENGINE
@@ -346,7 +347,7 @@ def test_no_version_of_vllm_has_more_series_than_promised(path):
 
 def test_there_are_no_timestamps_and_no_created_series():
     """Of neither format."""
-    reading = recorded.replayed(recorded.EXHAUSTION)[100]
+    reading = real_recordings.replayed(real_recordings.EXHAUSTION)[100]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector(reading))
     registry.register(self_metrics.OwnMetrics())
@@ -358,7 +359,7 @@ def test_there_are_no_timestamps_and_no_created_series():
 
 def test_both_formats_say_the_same():
     """Sample for sample, as prometheus-client's own parsers read them."""
-    reading = recorded.replayed(recorded.TWO_ENGINES)[20]
+    reading = real_recordings.replayed(real_recordings.TWO_ENGINES)[20]
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector(reading))
     said = {
@@ -479,17 +480,17 @@ def test_every_row_about_the_exporter_is_shown():
 
 def later(name: str, t: float):
     """The reading of a recording at a time."""
-    return recorded.at(recorded.replayed(name), t)
+    return real_recordings.at(real_recordings.replayed(name), t)
 
 
 GOLDEN = {
-    "0.26.0-exhaustion.txt": lambda: later(recorded.EXHAUSTION, 60.0),
-    "0.26.0-two-engines.txt": lambda: later(recorded.TWO_ENGINES, math.inf),
-    "0.26.0-two-api-servers.txt": lambda: later(recorded.TWO_API_SERVERS, 40.0),
-    "0.26.0-restart-down.txt": lambda: later(recorded.RESTART, 90.0),
-    "0.26.0-restart-after.txt": lambda: later(recorded.RESTART, 125.0),
-    "0.26.0-stats-disabled.txt": lambda: fed(recorded.idle("0.26.0", "stats-disabled")),
-    "0.32.0-idle.txt": lambda: fed(recorded.idle("0.32.0")),
+    "0.26.0-exhaustion.txt": lambda: later(real_recordings.EXHAUSTION, 60.0),
+    "0.26.0-two-engines.txt": lambda: later(real_recordings.TWO_ENGINES, math.inf),
+    "0.26.0-two-api-servers.txt": lambda: later(real_recordings.TWO_API_SERVERS, 40.0),
+    "0.26.0-restart-down.txt": lambda: later(real_recordings.RESTART, 90.0),
+    "0.26.0-restart-after.txt": lambda: later(real_recordings.RESTART, 125.0),
+    "0.26.0-stats-disabled.txt": lambda: fed(real_recordings.idle("0.26.0", "stats-disabled")),
+    "0.32.0-idle.txt": lambda: fed(real_recordings.idle("0.32.0")),
 }
 
 

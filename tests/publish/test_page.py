@@ -7,12 +7,12 @@ from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 
-import bodies
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-from running import ANYWHERE, FAST, Command, Upstream, until
-from shown import URL, Shown, several, wearing
-from stage import Stage, engine_of
+from support import bodies
+from support.process import ANYWHERE, FAST, Command, Upstream, until
+from support.scenes import Stage, engine_of
+from support.status_page import URL, Shown, several, wearing
 
 from exporter.analysis import catalogue
 from exporter.analysis.fixes import Advice, Advised

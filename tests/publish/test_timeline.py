@@ -3,9 +3,9 @@
 import json
 import sys
 
-import bodies
 import pytest
-from stage import Stage
+from support import bodies
+from support.scenes import Stage
 
 from exporter.publish.page.timeline import (
     COLUMNS,

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import aiohttp
-import bodies
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
+from support import bodies
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import Config, Secret, TargetConfig, WebConfig

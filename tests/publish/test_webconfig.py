@@ -18,7 +18,7 @@ import bcrypt
 import pytest
 import trustme
 from prometheus_client import CollectorRegistry
-from running import ANYWHERE, FAST, Command, Upstream, until
+from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.config.options import ConfigError
 from exporter.publish.web import webconfig

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from promtool import FIRED, RULES, Alert, alerts_of, alone, at, check, seconds, told
-from series import SCRAPE
-from tales import AFTER, BEFORE, TROUBLE, Tale, native_tales, sidecar_tales
+from support.alert_scenes import AFTER, BEFORE, TROUBLE, Tale, native_tales, sidecar_tales
+from support.promtool import FIRED, RULES, Alert, alerts_of, alone, at, check, seconds, told
+from support.promtool_series import SCRAPE
 
 pytestmark = pytest.mark.programs
 GOLDEN = Path(__file__).parent / "golden"

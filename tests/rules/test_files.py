@@ -4,7 +4,7 @@ import re
 
 import pytest
 import yaml
-from promtool import RULES, promtool
+from support.promtool import RULES, promtool
 
 from exporter.cli import main
 from exporter.commands.rules import default

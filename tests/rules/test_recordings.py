@@ -1,8 +1,8 @@
 """Recordings of real servers and field cases under both rule files: scraped every 15 s, by promtool."""
 
 import pytest
-from promtool import RULES, check, fired
-from series import (
+from support.promtool import RULES, check, fired
+from support.promtool_series import (
     SCRAPE,
     VLLM_TARGET,
     Scrapes,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from promtool import promtool
+from support.promtool import promtool
 
 from docs.generator.runbooks import HEADINGS, head, index, pages, with_head, write
 from exporter.analysis.catalogue import load

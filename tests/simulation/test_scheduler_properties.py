@@ -2,8 +2,8 @@
 
 import pytest
 from hypothesis import given, settings
-from plain_scheduler import run_plain
-from scheduler_cases import cases
+from support.plain_scheduler import run_plain
+from support.scheduler_cases import cases
 
 from exporter.simulation.run import Run
 from exporter.simulation.scheduler import Scheduler

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest as classic
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
-from reference import RECORDINGS, bodies
+from support.reference_reader import RECORDINGS, bodies
 
 from exporter.vllm.exposition import EngineKey, Exposition, ExpositionError, Reader, Snapshot
 from exporter.vllm.series import bounded

@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
-from reference import (
+from support.reference_reader import (
     EXPOSITIONS,
     RECORDINGS,
     VERSIONS,

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from reference import VERSIONS, classic_samples, exposition
+from support.reference_reader import VERSIONS, classic_samples, exposition
 
 import exporter
 from exporter.vllm import names

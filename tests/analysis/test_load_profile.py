@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from stage import Stage
+from support.scenes import Stage
 
 CACHE = {"block_size": "16", "num_gpu_blocks": "1000", "kv_cache_size_tokens": "16000"}
 LENGTHS = {

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 
 import pytest
-import recorded
 from hypothesis import given
 from hypothesis import strategies as st
-from stage import Stage, first
+from support import real_recordings
+from support.scenes import Stage, first
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
@@ -277,20 +277,26 @@ def _all_told(stage: Stage) -> dict[str, Notice]:
 def test_a_calm_recording_tells_nothing():
     """With no hold time at all."""
     active = ActiveAlerts(replace(CONFIG, hold=0.0))
-    assert all(active.observe(one, EPOCH + one.t) == [] for one in recorded.replayed(recorded.CALM))
+    assert all(
+        active.observe(one, EPOCH + one.t) == [] for one in real_recordings.replayed(real_recordings.CALM)
+    )
 
 
 def test_a_recorded_queue_pages_nobody():
     """It is told, but not for tonight."""
     active = ActiveAlerts(replace(CONFIG, hold=0.0))
-    notices = [one for each in recorded.replayed(recorded.QUEUEING) for one in active.observe(each, EPOCH)]
+    notices = [
+        one
+        for each in real_recordings.replayed(real_recordings.QUEUEING)
+        for one in active.observe(each, EPOCH)
+    ]
     assert {dict(notice.key)["severity"] for notice in notices} == {"warning"}
 
 
 def test_a_recorded_storm_is_told_at_the_hold_time():
     """The first poll after it, which is well within five seconds."""
     active, at = ActiveAlerts(CONFIG), None
-    story = recorded.replayed(recorded.EXHAUSTION)
+    story = real_recordings.replayed(real_recordings.EXHAUSTION)
     for one in story:
         if active.observe(one, EPOCH + one.t) and at is None:
             at = one.t
@@ -304,7 +310,7 @@ def test_a_recorded_storm_is_told_at_the_hold_time():
 
 def _storm() -> dict[str, Notice]:
     active = ActiveAlerts(CONFIG)
-    for one in recorded.replayed(recorded.EXHAUSTION):
+    for one in real_recordings.replayed(real_recordings.EXHAUSTION):
         notices = told(active, one)
         if notices:
             return notices
@@ -375,7 +381,7 @@ def test_a_changed_ranking_is_the_same_alert():
     """Fixes are in its text and never in its labels."""
     active = ActiveAlerts(replace(CONFIG, hold=0.0, resend_interval=1.0))
     keys, texts = set(), set()
-    for one in recorded.replayed(recorded.EXHAUSTION):
+    for one in real_recordings.replayed(real_recordings.EXHAUSTION):
         for notice in active.observe(one, EPOCH + one.t):
             if dict(notice.key)["alertname"] == "VllmPreemptionThrash":
                 keys.add(notice.key)

@@ -15,8 +15,8 @@ from typing import Any, Self
 import pytest
 import trustme
 from aiohttp import web
-from running import ANYWHERE, FAST, Command, Upstream, free_port, until
-from test_active import QUIET, reading
+from support.process import ANYWHERE, FAST, Command, Upstream, free_port, until
+from test_alert_tracker import QUIET, reading
 
 from exporter.config import AlertmanagerConfig, BasicAuthConfig, Secret, TlsConfig
 from exporter.publish.alerts import push as push_module

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-import recorded
+from support import real_recordings
 
 PATIENCE = 15.0  # seconds for what takes well under one, unless the machine is starved
 HTML = b"<!DOCTYPE html><html><body>Welcome to nginx!</body></html>"
@@ -50,7 +50,7 @@ class Upstream:
 
     def __init__(self, body: bytes | None = None) -> None:
         self.mode = "good"
-        self.body = recorded.polls(recorded.CALM)[-1].body if body is None else body
+        self.body = real_recordings.polls(real_recordings.CALM)[-1].body if body is None else body
         self.port = free_port()
         self.requests: list[tuple[float, str, dict[str, str]]] = []
         self._released = threading.Event()

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
 import pytest
-from dashboard_files import NAMES, ROOT, document
-from running import free_port
+from support.dashboard_files import NAMES, ROOT, document
+from support.process import free_port
 
 from exporter import cli
 from exporter.commands.dashboards import DashboardError, adapted

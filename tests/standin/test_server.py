@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from running import PATIENCE, Command, free_port, until
+from support.process import PATIENCE, Command, free_port, until
 
 from exporter import cli
 from exporter.commands import demo

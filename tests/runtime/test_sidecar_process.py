@@ -18,8 +18,8 @@ from itertools import pairwise
 
 import aiohttp
 import pytest
-import recorded
-from running import ANYWHERE, FAST, Command, Upstream, until
+from support import real_recordings
+from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig
 from exporter.runtime import loop
@@ -82,10 +82,10 @@ def test_a_server_is_polled_every_second_and_shown(tmp_path):
 
 def test_the_values_are_those_of_the_recorded_body(tmp_path, upstream):
     """From the server's bytes to the exporter's text."""
-    upstream.body = recorded.polls(recorded.EXHAUSTION)[100].body
+    upstream.body = real_recordings.polls(real_recordings.EXHAUSTION)[100].body
     with serving(tmp_path, upstream) as command:
         until(lambda: command.metric("vllm_pressure_up"), "the first poll")
-        expected = recorded.value(upstream.body, "num_requests_running")
+        expected = real_recordings.value(upstream.body, "num_requests_running")
         labels = '{engine="0",model_name="tiny-llama"}'
         assert command.metric(f"vllm_pressure_requests_running{labels}") == expected
         state = json.loads(command.get("/api/v1/status"))

@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.vllm.recording import Header, Poll, RecordingError, Writer, anonymise, read
 
-RECORDINGS = Path(__file__).parent / "recordings"
-EXPOSITIONS = Path(__file__).parent / "expositions"
+RECORDINGS = Path(__file__).parents[1] / "recordings"
+EXPOSITIONS = Path(__file__).parents[1] / "expositions"
 HEADER = Header(case="a case", interval=0.5, config={"max_num_seqs": 64}, probes={"/health": 200})
 SAMPLE_POLLS = [
     Poll(0.0, b'vllm:num_requests_running{engine="0"} 1.0\n', content_type="text/plain; version=0.0.4"),

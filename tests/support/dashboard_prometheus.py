@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dashboard_scenes import Server, openmetrics
-from running import free_port, until
+from support.dashboard_scenes import Server, openmetrics
+from support.process import free_port, until
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import time
 
 import aiohttp
 import pytest
-import recorded
-from running import Command, until
+from support import real_recordings
+from support.process import Command, until
 
 from exporter import cli
 from exporter.commands import whatif
@@ -20,7 +20,7 @@ from exporter.publish.web import forecasts
 from exporter.runtime.sidecar import Sidecar
 from exporter.standin.server import FakeServer
 
-STORM = recorded.RECORDINGS / f"{recorded.EXHAUSTION}.jsonl.gz"
+STORM = real_recordings.RECORDINGS / f"{real_recordings.EXHAUSTION}.jsonl.gz"
 WORKLOAD = "tests/simulation/truth/workload.json"
 ENGINE = ("--num-gpu-blocks", "200", "--block-size", "32", "--max-num-seqs", "32")
 LOOP = ("--clients", "32", "--prompt-tokens", "50-300", "--output-tokens", "400-1000", *ENGINE)

@@ -10,14 +10,13 @@ import weakref
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import bodies
 import pytest
-import recorded
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.registry import Collector
-from served import BODY, Server, got, servers, until
+from support import bodies, real_recordings
+from support.many_servers import BODY, Server, got, servers, until
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import (
@@ -176,9 +175,9 @@ class Merged(Collector):
 
 def readings():
     """Readings of all kinds: a storm, several engines, a server that is down, a hostile one, none yet."""
-    yield recorded.replayed(recorded.EXHAUSTION)[100]
-    yield recorded.replayed(recorded.TWO_ENGINES)[20]
-    yield recorded.replayed(recorded.RESTART)[-1]
+    yield real_recordings.replayed(real_recordings.EXHAUSTION)[100]
+    yield real_recordings.replayed(real_recordings.TWO_ENGINES)[20]
+    yield real_recordings.replayed(real_recordings.RESTART)[-1]
     hostile = 'a\\"} 1\\nx \\\\ключ'
     body = f'vllm:num_requests_running{{engine="0",model_name="{hostile}"}} 12345678.0\n'.encode()
     for given in ((body, None), (None, "timeout")):

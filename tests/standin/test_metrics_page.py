@@ -3,7 +3,7 @@
 import re
 
 import pytest
-import recorded
+from support import real_recordings
 
 from exporter.standin.metrics_page import VERSIONS, Finished, Page
 from exporter.vllm import names
@@ -11,7 +11,7 @@ from exporter.vllm.exposition import Reader
 from exporter.vllm.series import bounded
 
 # The body after a storm, from a server that had answered requests.
-REAL = {version: recorded.polls(f"{version}-exhaustion")[-1].body for version in VERSIONS}
+REAL = {version: real_recordings.polls(f"{version}-exhaustion")[-1].body for version in VERSIONS}
 
 
 def page(version="0.32.0", **more):
@@ -47,7 +47,7 @@ def test_the_reader_finds_all_that_it_finds_in_a_real_body(version):
 
 def test_engines_stand_beside_each_other_as_in_a_real_body():
     """Series by series, as a server with two data-parallel engines prints its counters and gauges."""
-    real = recorded.polls(recorded.TWO_ENGINES)[-1].body.decode()
+    real = real_recordings.polls(real_recordings.TWO_ENGINES)[-1].body.decode()
     fake = page("0.26.0", engines=2).body(1001.0).decode()
     for name in ("num_preemptions_total", "request_success_total", "num_requests_waiting_by_reason"):
         wanted = re.findall(rf"^(vllm:{name}\S+) ", real, re.MULTILINE)

@@ -5,7 +5,7 @@ badly, one that is restarted, calm ones, two recordings of real servers, and ser
 are watched by one exporter. Bodies go through the whole pipeline; every ten seconds the exporter's text and
 vLLM's own body are kept with a time and the labels that a scrape adds. ``promtool`` makes blocks of it.
 
-    python tests/dashboards/dashboard_scenes.py FILE     writes the text, up to now
+    python tests/support/dashboard_scenes.py FILE     writes the text, up to now
 """
 
 import math
@@ -21,11 +21,9 @@ TESTS = Path(__file__).parent.parent
 if str(TESTS) not in sys.path:  # as a script; under pytest the tests' conftest has seen to it
     sys.path.insert(0, str(TESTS))
 
-import recorded  # noqa: E402
 from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: E402
 from prometheus_client.exposition import generate_latest  # noqa: E402
 from prometheus_client.registry import Collector  # noqa: E402
-from stage import Stage  # noqa: E402
 
 from exporter.analysis.pipeline import Pipeline, TargetReading  # noqa: E402
 from exporter.commands.demo import Loop  # noqa: E402
@@ -34,6 +32,8 @@ from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts  # noqa
 from exporter.publish.metrics.table import ReadingCollector  # noqa: E402
 from exporter.runtime.poller import PollOutcome  # noqa: E402
 from exporter.vllm.client import Answer  # noqa: E402
+from support import real_recordings  # noqa: E402
+from support.scenes import Stage  # noqa: E402
 
 SECONDS = 1800
 SCRAPE = 10
@@ -286,8 +286,8 @@ def dead() -> Server:
 
 def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
     """A recorded server, again and again."""
-    loop = Loop(recorded.polls(name))
-    pipeline = Pipeline(AnalysisConfig(), recorded.header(name).config, 2.0)
+    loop = Loop(real_recordings.polls(name))
+    pipeline = Pipeline(AnalysisConfig(), real_recordings.header(name).config, 2.0)
     bodies: list[bytes | None] = []
     readings: list[TargetReading] = []
     for t in range(0, seconds, 2):
@@ -309,7 +309,7 @@ def fleet() -> tuple[Server | Central, ...]:
         seats().server(**eu, pod="qwen-0", **qwen),
         imbalance().server(**us, pod="mixtral-0", **mixtral),
         restarted().server(**us, pod="qwen-0", **qwen),
-        real(recorded.EXHAUSTION, cluster="eu", namespace="lab", pod="tiny-0"),
+        real(real_recordings.EXHAUSTION, cluster="eu", namespace="lab", pod="tiny-0"),
         real("0.32.0-exhaustion", cluster="us", namespace="lab", pod="tiny-1"),
         replace(calm().server(instance="10.9.9.9"), native=False),
         replace(dead(), labels={**us, "pod": "llama-9"}),

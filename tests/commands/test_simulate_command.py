@@ -8,7 +8,7 @@ import pytest
 
 from exporter.commands import simulate as command
 
-WORKLOAD = str(Path(__file__).parent / "truth" / "workload.json")
+WORKLOAD = str(Path(__file__).parents[1] / "simulation" / "truth" / "workload.json")
 
 
 @pytest.fixture

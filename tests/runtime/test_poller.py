@@ -5,10 +5,10 @@ import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import bodies
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import bodies
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig

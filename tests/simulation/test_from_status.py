@@ -3,7 +3,7 @@
 import argparse
 
 import pytest
-import recorded
+from support import real_recordings
 
 from exporter.commands import whatif
 from exporter.config import Config
@@ -118,7 +118,7 @@ def test_what_cannot_do_without_is_named(changed, told):
 )
 def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted):
     """In the worst minute of each recording: preemptions within a tenth, tokens per second within 6 %."""
-    path = recorded.RECORDINGS / f"{name}.jsonl.gz"
+    path = real_recordings.RECORDINGS / f"{name}.jsonl.gz"
     shown = whatif._of_recording(path, argparse.Namespace(at=None), Config())
     _, engine = choose_engine(shown, None)
     present = present_of(engine)
@@ -135,8 +135,8 @@ def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted)
 
 def test_the_calm_are_calm():
     """No preemption in the forecast of a server that had none."""
-    fed = recorded.pipeline(recorded.CALM)
-    for poll in recorded.polls(recorded.CALM)[:40]:
+    fed = real_recordings.pipeline(real_recordings.CALM)
+    for poll in real_recordings.polls(real_recordings.CALM)[:40]:
         reading = fed.feed(poll.t, poll.body, poll.error)
     _, engine = choose_engine(status_object("", reading, reading.t, fed.loads()), None)
     present = present_of(engine)

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-import bodies
-from running import free_port
+from support import bodies
+from support.process import free_port
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

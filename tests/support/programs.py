@@ -15,9 +15,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-import recorded
 import yaml
-from running import free_port, until
+
+from support import real_recordings
+from support.process import free_port, until
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "alertmanager" / "alertmanager.yml"
 
@@ -257,7 +258,7 @@ class Storm:
 
     def __init__(self, name: str) -> None:
         """Prepare; the storm begins with the first request."""
-        good = [poll for poll in recorded.polls(name) if poll.body is not None]
+        good = [poll for poll in real_recordings.polls(name) if poll.body is not None]
         self._times = [poll.t for poll in good]
         self._bodies = [poll.body for poll in good]
         self._began: float | None = None

@@ -11,7 +11,7 @@ from exporter.analysis.pipeline import EngineReading, Pipeline, TargetReading
 from exporter.config import AnalysisConfig
 from exporter.vllm.recording import Header, Poll, read
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 RECORDINGS = TESTS / "recordings"
 EXPOSITIONS = sorted((TESTS / "expositions").glob("*.txt.gz"))
 EXHAUSTION = "0.26.0-exhaustion"

@@ -11,12 +11,11 @@ scene began. Counters are whole numbers and go on from scene to scene, as in a r
 
 from collections.abc import Callable, Iterable, Mapping
 
-from bodies import body, engine
-
 from exporter.analysis.fixes import Advice
 from exporter.analysis.pipeline import EngineReading, ModelReading, Pipeline, TargetReading
 from exporter.analysis.situation import Situation, describe
 from exporter.config import AnalysisConfig
+from support.bodies import body, engine
 
 Part = float | Callable[[float], float] | None
 

@@ -5,10 +5,10 @@ import math
 import re
 
 import pytest
-from bodies import body, cut, engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import (
+from support.bodies import body, cut, engine
+from support.real_recordings import (
     EXHAUSTION,
     EXPOSITIONS,
     RECORDINGS,

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from recorded import EXHAUSTION, polls, replayed
-from running import Upstream
+from support.process import Upstream
+from support.real_recordings import EXHAUSTION, polls, replayed
 
 from exporter.analysis.catalogue import Severity
 from exporter.cli import main

@@ -10,9 +10,9 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-from running import ANYWHERE, FAST, PATIENCE, Command, Upstream, until
-from served import Server, servers
-from served import until as sooner_or_later
+from support.many_servers import Server, servers
+from support.many_servers import until as sooner_or_later
+from support.process import ANYWHERE, FAST, PATIENCE, Command, Upstream, until
 
 from exporter.config import AnalysisConfig, Config, ConfigError, DnsTargetsConfig, PollConfig, WebConfig
 from exporter.config import TargetConfig as Target

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from stage import Stage, situation
+from support.scenes import Stage, situation
 
 from exporter.analysis.kv_demand import held_context, need, seats_that_fit
 

@@ -1,7 +1,7 @@
 """When engines of one model share their load badly."""
 
 import pytest
-from stage import Stage, model_of, severities
+from support.scenes import Stage, model_of, severities
 
 
 def shared(*loads, seconds=60, kv=None):

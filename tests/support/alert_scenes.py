@@ -8,10 +8,9 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from series import TARGET, VLLM_TARGET
-
 from exporter.analysis.catalogue import Verdict
 from exporter.publish.alerts.table import alerts
+from support.promtool_series import TARGET, VLLM_TARGET
 
 # Scrapes of each part.
 BEFORE, TROUBLE, AFTER = 16, 50, 75

@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import aiohttp
-import bodies
+
+from support import bodies
 
 PATIENCE = 15.0
 BODY = bodies.body(bodies.engine(running=3, waiting=1, kv=0.4, preemptions=2, finished=5))

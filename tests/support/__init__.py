@@ -1,0 +1,1 @@
+"""What tests share: bodies, scenes, recordings, servers, processes, real programs."""
