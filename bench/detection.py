@@ -20,7 +20,7 @@ from exporter.config import AlertmanagerConfig
 TESTS = Path(__file__).parent.parent / "tests"
 sys.path[:0] = [str(TESTS)]
 
-import series  # noqa: E402 (beside the tests of the rules)
+from support import promtool_series as series  # noqa: E402
 from support.promtool import RULES, check  # noqa: E402
 
 # Recording -> the part that is the storm, repeated for five minutes where rules have to see it.
