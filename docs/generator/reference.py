@@ -39,13 +39,6 @@ def summary_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def series_table() -> str:
-    """Every exported metric in a line, for the visitor."""
-    rows = ["| metric | what it is |", "|---|---|"]
-    rows += [f"| `{row.series}` | {row.help.partition('. ')[0].rstrip('.')} |" for row in METRICS]
-    return "\n".join(rows) + "\n"
-
-
 def finding_table() -> str:
     """Every finding with what it means."""
     rows = ["| finding | of | meaning |", "|---|---|---|"]
@@ -122,7 +115,6 @@ def version_label_table() -> str:
 _TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "verdicts": verdict_table,
     "verdict summary": summary_table,
-    "series": series_table,
     "findings": finding_table,
     "fixes": fix_table,
     "metrics": metric_table,
