@@ -15,7 +15,7 @@ from exporter import __version__
 from exporter.config import Config, ConfigError, TargetConfig, add_flags, describe, flags_given, load
 from exporter.config.options import Refused, duration
 from exporter.rules.options import add_arguments as add_rule_arguments
-from exporter.runtime import logs, loop
+from exporter.runtime import logs, loop, signals
 
 __all__ = ["main"]
 
@@ -73,7 +73,7 @@ def _run(given: list[str]) -> int:
     if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help", "--version")):
         given.insert(0, "serve")
     if given[0] == "serve" and "--config.check" not in given:  # a check that is broken off found nothing good
-        with loop.signals_at_start():
+        with signals.signals_at_start():
             return _run_command(given)
     return _run_command(given)
 
@@ -319,7 +319,7 @@ def _serve(options: argparse.Namespace, config: Config) -> int:
     from exporter.runtime import sidecar  # noqa: PLC0415 (the other commands need no server)
 
     loop.run(sidecar.run(config, functools.partial(load, flags_given(options), os.environ, _read_text)))
-    loop.ignore_signals()
+    signals.ignore_signals()
     return OK
 
 

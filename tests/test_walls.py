@@ -52,7 +52,7 @@ ROOMS = {
     ),
     "simulation": Room(("exporter.config", "exporter.analysis.kv_formulas"), PURE),
     "standin": Room(
-        ("exporter.config", "exporter.simulation", "exporter.vllm.names", "exporter.runtime.sidecar"),
+        ("exporter.config", "exporter.simulation", "exporter.vllm.names", "exporter.runtime.signals"),
         OUTSIDE,
         ("aiohttp",),
     ),

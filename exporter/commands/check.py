@@ -12,10 +12,10 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.load_profile import Observed
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig, Config
+from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.publish.terminal import Paint, headline, report
 from exporter.runtime.poller import Pace, PollOutcome, Watcher
-from exporter.runtime.sidecar import shown_url
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.exposition import EngineKey
 from exporter.vllm.prober import Prober

@@ -13,10 +13,11 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import requests
 
+from exporter.net.urls import shown_url
 from exporter.publish.alerts.table import RUNBOOK_BASE
 
 __all__ = ["NAMES", "DashboardError", "Grafana", "adapted", "listed", "push", "run"]
@@ -54,8 +55,7 @@ class Grafana:
     @property
     def shown(self) -> str:
         """The URL as it may be shown."""
-        parts = urlsplit(self.url)
-        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+        return shown_url(self.url).rstrip("/")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> Iterator[str]:

@@ -18,7 +18,8 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
 from exporter.commands.replay import as_text
 from exporter.config import Config, Fact, TargetConfig, WebConfig
-from exporter.runtime.sidecar import Sidecar, signalled
+from exporter.runtime.sidecar import Sidecar
+from exporter.runtime.signals import stop_signal
 from exporter.standin.metrics_page import VERSIONS
 from exporter.standin.scenarios import RECORDED, SCENARIOS
 from exporter.standin.server import FakeServer
@@ -119,7 +120,7 @@ async def run(
     Raises:
         OSError: the address cannot be listened on.
     """
-    stopped = signalled()
+    stopped = stop_signal()
     story: _Story = _Recorded() if scenario == RECORDED else _Simulated(scenario)
     url = await story.start()
     sidecar: Sidecar | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import Config
 from exporter.runtime.poller import Pace, PollOutcome, Watcher
-from exporter.runtime.sidecar import signalled
+from exporter.runtime.signals import stop_signal
 from exporter.vllm import prober
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.recording import Header, Poll, Writer, anonymise
@@ -88,7 +88,7 @@ async def run(
     """
     if not force:
         _check_free(path)  # before anybody is asked anything
-    stopped = signalled()
+    stopped = stop_signal()
     target = config.targets[0]
     client = MetricsClient(target, config.poll)
     try:

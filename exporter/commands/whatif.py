@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from exporter.commands import replay
 from exporter.commands.simulate import add_engine_arguments, engine_changes, read_workload
 from exporter.config import Config
+from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation.from_status import Present, PresentError, asked, present_of, settings
 from exporter.simulation.load import Load
@@ -130,8 +131,6 @@ def _read(target: Mapping[str, Any], options: argparse.Namespace) -> tuple[str, 
 
 def _of_exporter(url: str, options: argparse.Namespace) -> tuple[str, Present]:
     import requests  # noqa: PLC0415 -- the other sources need none
-
-    from exporter.runtime.fleet import shown_url  # noqa: PLC0415 -- nor what polls
 
     parts = urlsplit(url)
     path = parts.path if parts.path.endswith(_STATUS) else f"{parts.path.rstrip('/')}/{_STATUS}"

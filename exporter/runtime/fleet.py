@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
-from urllib.parse import urlsplit, urlunsplit
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig, Config, PollConfig
+from exporter.net.urls import shown_url
 from exporter.publish.alerts.push import Notifier, OfTarget
 from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, ReadingCollector
@@ -26,7 +26,7 @@ from exporter.vllm import series
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.prober import Prober
 
-__all__ = ["RESERVED", "Clocks", "Fleet", "Watched", "shown_url"]
+__all__ = ["RESERVED", "Clocks", "Fleet", "Watched"]
 
 log = logging.getLogger(__name__)
 
@@ -34,12 +34,6 @@ log = logging.getLogger(__name__)
 RESERVED: Final = frozenset(
     {"target", "le", "quantile", *(label for row in (*METRICS, *EXPORTER_METRICS) for label in row.labels)}
 )
-
-
-def shown_url(url: str) -> str:
-    """A target's URL as it may be shown: a query may hold a token."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 _Key: TypeAlias = tuple[str, Labels]

@@ -1,15 +1,12 @@
 """An event loop that ends when its work has ended."""
 
 import asyncio
-import contextlib
-import os
-import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["ignore_signals", "run", "signals_at_start"]
+__all__ = ["run"]
 
 T = TypeVar("T")
 
@@ -42,40 +39,6 @@ class _DaemonThreads(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the threads alone."""
-
-
-@contextlib.contextmanager
-def signals_at_start() -> Iterator[None]:
-    """Until a loop takes them: SIGTERM ends the process, and well; SIGHUP does nothing.
-
-    To load all modules takes a while, in which a container may be stopped again, or told to read anew what it
-    has not read yet. Nothing is open then, so nothing needs to be closed.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = {signal.SIGTERM: _end, signal.SIGHUP: _pass}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is handler:
-                signal.signal(number, before[number])
-
-
-def ignore_signals() -> None:
-    """Let nothing disturb a process that ends by itself."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _end(_number: int, _frame: object) -> None:
-    os._exit(0)
-
-
-def _pass(_number: int, _frame: object) -> None:
-    pass
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -29,9 +29,10 @@ from exporter.publish.web.app import WebServer, make_app
 from exporter.publish.web.forecasts import PATH as FORECASTS
 from exporter.publish.web.forecasts import Forecasts
 from exporter.runtime import logs
-from exporter.runtime.fleet import Clocks, Fleet, Watched, shown_url
+from exporter.runtime.fleet import Clocks, Fleet, Watched
+from exporter.runtime.signals import stop_signal
 
-__all__ = ["Sidecar", "run", "shown_url", "signalled"]
+__all__ = ["Sidecar", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -272,20 +273,6 @@ async def _ended(task: asyncio.Task[None] | None) -> None:
             task.result()
 
 
-def signalled() -> asyncio.Future[str]:
-    """The name of the SIGTERM or SIGINT to come; from now on they end nothing by themselves."""
-    loop = asyncio.get_running_loop()
-    came: asyncio.Future[str] = loop.create_future()
-
-    def note(name: str) -> None:
-        if not came.done():
-            came.set_result(name)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, note, number.name)
-    return came
-
-
 async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration.
 
@@ -297,7 +284,7 @@ async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
         OSError: the address cannot be listened on.
     """
     sidecar = Sidecar(config, load)  # it may read files: until it is made a signal ends the process at once
-    stopped = signalled()
+    stopped = stop_signal()
     reloads = _Reloads(sidecar)
     try:
         await sidecar.start()

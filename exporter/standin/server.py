@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from exporter.config import Fact, arguments
-from exporter.runtime.sidecar import signalled
+from exporter.runtime.signals import stop_signal
 from exporter.simulation.in_flight import Live
 from exporter.simulation.run import Run
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
@@ -300,7 +300,7 @@ async def run(  # noqa: PLR0913 -- the flags of a command
     Raises:
         OSError: a port cannot be listened on.
     """
-    stopped = signalled()
+    stopped = stop_signal()
     servers = [
         FakeServer(
             scenario,

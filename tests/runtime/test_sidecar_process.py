@@ -23,7 +23,7 @@ from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig
 from exporter.runtime import loop
-from exporter.runtime.sidecar import Sidecar, shown_url
+from exporter.runtime.sidecar import Sidecar
 
 HIDDEN = "hunter2-is-not-shown"
 PROMPT = 2.0  # seconds within which a stopped sidecar is gone
@@ -199,19 +199,6 @@ def test_a_token_of_the_environment_is_sent_and_not_shown(tmp_path, upstream):
         command.stop()
     assert upstream.polls[0][2]["Authorization"] == f"Bearer {HIDDEN}"
     assert HIDDEN not in shown + command.err
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://u:p@h:1/metrics", "http://h:1/metrics"),
-        ("https://h/m?token=x#y", "https://h/m"),
-        ("http://[::1]:8000/metrics", "http://[::1]:8000/metrics"),
-    ],
-)
-def test_a_shown_url_has_neither_credentials_nor_query(url, shown):
-    """The path is what tells targets apart."""
-    assert shown_url(url) == shown
 
 
 # The end
