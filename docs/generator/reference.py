@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.analysis import catalogue
+from exporter.analysis.conditions import HEALTHY, ORDER, Condition
 from exporter.config import reference
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, MetricRow
 from exporter.vllm.names import CACHE_LABEL_SINCE, NAMES, Name
@@ -21,12 +22,26 @@ _END: Final = "<!-- end {name} -->"
 
 
 def verdict_table() -> str:
-    """Every verdict with its severity and what it means, in order of precedence."""
+    """Every verdict with its severity and what it means, in the order in which they are tried."""
     rows = ["| verdict | severity | meaning | fixes considered |", "|---|---|---|---|"]
-    for verdict in catalogue.load().verdicts.values():
-        fixes = ", ".join(f"`{name}`" for name in verdict.fixes) or "none needed"
-        rows.append(f"| `{verdict.name}` | {verdict.severity.value} | {verdict.summary} | {fixes} |")
+    written = set()
+    for name, applies in _verdict_order():
+        verdict = catalogue.load().verdicts[name]
+        fixes = ", ".join(f"`{fix}`" for fix in verdict.fixes) or "none needed"
+        meaning = verdict.summary
+        if name in written and applies is not None:  # a verdict's second place: why it has one
+            meaning, fixes = str(applies.__doc__).partition("\n")[0], "as above"
+        written.add(name)
+        rows.append(f"| `{name}` | {verdict.severity.value} | {meaning} | {fixes} |")
     return "\n".join(rows) + "\n"
+
+
+def _verdict_order() -> Iterator[tuple[str, Condition | None]]:
+    """Names and conditions; without a condition are those of a server that cannot be read, and the last."""
+    tried = {rule.verdict for rule in ORDER}
+    yield from ((name, None) for name in catalogue.load().verdicts if name not in tried and name != HEALTHY)
+    yield from ((rule.verdict, rule.applies) for rule in ORDER)
+    yield HEALTHY, None
 
 
 def summary_table() -> str:

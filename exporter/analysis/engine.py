@@ -176,7 +176,7 @@ class Engine:
 
     def _renew(self, s: Situation, verdict: str, found: tuple[str, ...], *, imbalanced: bool) -> None:
         """Compute anew what follows the load slowly: the advice, and what a request holds."""
-        wanted = (verdict, found, imbalanced, s.facts)
+        wanted = (verdict, found, imbalanced, s.server_facts)
         if wanted != self._advised_for or s.t - self._advised_at >= RENEW_SECONDS:
             self._advised = advise(s, verdict, found, imbalanced=imbalanced)
             self._held = held_context(s)

@@ -63,14 +63,14 @@ def _speculation_enlarges_kv(s: Situation) -> bool:
 def _prefix_cache_off(s: Situation) -> bool:
     cache = s.history.snapshot.cache if s.history.snapshot else None
     told = cache.enable_prefix_caching if cache is not None else None
-    return (s.facts.get("enable_prefix_caching") if told is None else told) is False
+    return (s.server_facts.get("enable_prefix_caching") if told is None else told) is False
 
 
 def _restarted(s: Situation) -> bool:
     restart = s.history.restart
     if restart is None or s.history.sources.by_turns(s.t):  # then it was no restart
         return False
-    return s.t - restart.at <= s.limits.restart_shown
+    return s.t - restart.at <= s.thresholds.restart_shown
 
 
 def _suspect_out_of_memory(s: Situation) -> bool:
@@ -80,7 +80,7 @@ def _suspect_out_of_memory(s: Situation) -> bool:
     if restart is None or used is None or not _restarted(s):
         return False
     loaded = (restart.kv_usage_max or 0.0) >= _OOM_KV and (restart.running or 0.0) > 0
-    return loaded and used >= s.limits.oom_utilization
+    return loaded and used >= s.thresholds.oom_utilization
 
 
 def _mass_preemption(s: Situation) -> bool:
@@ -107,13 +107,13 @@ def _duplicate_series(s: Situation) -> bool:
 
 def _stale_gauges(s: Situation) -> bool:
     """The gauges show work or held blocks, and nothing at all has changed for a while."""
-    after = s.limits.stall_after
-    held = (s.signals.kv_usage_ratio or 0.0) >= s.limits.held_kv
+    after = s.thresholds.stall_after
+    held = (s.signals.kv_usage_ratio or 0.0) >= s.thresholds.held_kv
     if held and not s.running and not s.waiting:
         after += s.number("kv_lease_seconds") or 0.0  # held on purpose, until then
     if s.idle < after or not (s.running or held):
         return False
-    after = s.limits.stall_after
+    after = s.thresholds.stall_after
     start = s.history.start_of(s.t - after)
     if s.history.span(start) < after:
         return False

@@ -176,7 +176,7 @@ def _ask(name: str, case: _Case) -> _Answer:
 def _is_older(s: Situation, since: str) -> bool:
     """Whether the server is certainly older: its labels date it well, its metric names alone do not."""
     snapshot = s.history.snapshot
-    told = s.facts.get("vllm_version")
+    told = s.server_facts.get("vllm_version")
     if isinstance(told, str):
         return version_key(told) < version_key(since)
     return snapshot is not None and snapshot.cache is not None and snapshot.version < version_key(since)
@@ -225,7 +225,9 @@ def _raise_gpu_memory_utilization(case: _Case) -> _Answer:
 def _explained(s: Situation) -> bool:
     """Whether the last restart happened at leisure: nothing ran and the cache was nearly empty."""
     restart = s.history.restart
-    return restart is not None and not restart.running and (restart.kv_usage or 0.0) < s.limits.kv_roomy / 2
+    return (
+        restart is not None and not restart.running and (restart.kv_usage or 0.0) < s.thresholds.kv_roomy / 2
+    )
 
 
 def _fp8_kv_cache(case: _Case) -> _Answer:
@@ -296,7 +298,7 @@ def _lower_max_num_seqs(case: _Case) -> _Answer:
             if s.seats is not None
             else Withheld(name, f"No number: it {missing}.")
         )
-    start = s.history.start_of(s.t - s.limits.window)
+    start = s.history.start_of(s.t - s.thresholds.window)
     plateau = s.history.mean("requests_running", start) or 0.0
     fit = max(case.fit, s.baseline.calm_running())
     if fit <= 1:
@@ -319,7 +321,7 @@ def _set_watermark(case: _Case) -> _Answer:
 
 
 def _reserve_full_prompt(case: _Case) -> _Answer:
-    if case.s.facts.get("scheduler_reserve_full_isl") is False:
+    if case.s.server_facts.get("scheduler_reserve_full_isl") is False:
         note = "It is off: prompts are admitted by their first chunk and run out of blocks half-way."
         return Advice(
             "reserve_full_prompt", suffices=True if case.verdict == "preemption_thrash" else None, note=note
@@ -330,7 +332,7 @@ def _reserve_full_prompt(case: _Case) -> _Answer:
 
 
 def _drop_full_prompt_reservation(case: _Case) -> _Answer:
-    if case.s.facts.get("scheduler_reserve_full_isl") is False:
+    if case.s.server_facts.get("scheduler_reserve_full_isl") is False:
         return Withheld("drop_full_prompt_reservation", "It is off already.")
     note = "Lets an oversized prompt start; it can still not finish if it is larger than the pool."
     return Advice("drop_full_prompt_reservation", note=note)
@@ -376,7 +378,7 @@ def _raise_max_num_seqs(case: _Case) -> _Answer:
     s, name = case.s, "raise_max_num_seqs"
     if s.seats is None:
         return Withheld(name, "The limit is not known.")
-    start = s.history.start_of(s.t - s.limits.window)
+    start = s.history.start_of(s.t - s.thresholds.window)
     wanted = math.ceil((s.history.mean("requests_waiting", start) or 0.0) + s.seats)
     value = wanted if case.fit is None else min(wanted, case.fit)
     if value <= s.seats:
@@ -394,7 +396,7 @@ def _add_replicas(case: _Case) -> _Answer:
     s = case.s
     wanted = case.need
     if case.verdict in ("seat_bound", "deferred_wait", "queue_not_kv", "prefill_bound") and s.seats:
-        start = s.history.start_of(s.t - s.limits.window)
+        start = s.history.start_of(s.t - s.thresholds.window)
         running, waiting = (
             s.history.mean("requests_running", start),
             s.history.mean("requests_waiting", start),
@@ -445,7 +447,7 @@ def _raise_max_loras(case: _Case) -> _Answer:
 def _check_kv_connector(case: _Case) -> _Answer:
     s = case.s
     values = s.history.snapshot.values if s.history.snapshot else {}
-    told = s.facts.get("role") in ("prefill", "decode") or s.number("kv_offloading_size")
+    told = s.server_facts.get("role") in ("prefill", "decode") or s.number("kv_offloading_size")
     seen = [name for name in _CONNECTOR_SIGNS if values.get(name)]
     if case.verdict == "kv_held_no_requests" or told or seen:
         return Advice("check_kv_connector", inputs={name: values[name] for name in seen})
@@ -474,7 +476,7 @@ def _send_probe_request(case: _Case) -> _Answer:
 
 
 def _word(s: Situation, fact: str) -> str | None:
-    value = s.facts.get(fact)
+    value = s.server_facts.get(fact)
     if isinstance(value, str):
         return value
     cache = s.history.snapshot.cache if s.history.snapshot else None

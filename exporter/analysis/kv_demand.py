@@ -51,7 +51,7 @@ def held_context(s: Situation) -> Held | None:
 
 
 def _measured(s: Situation) -> float | None:
-    start = s.history.start_of(s.t - s.limits.window)
+    start = s.history.start_of(s.t - s.thresholds.window)
     usage, running = s.history.mean("kv_usage", start), s.history.mean("requests_running", start)
     capacity = s.signals.kv_capacity_tokens
     if not usage or not running or capacity is None:

@@ -4,9 +4,9 @@ Pure. Everything may be None, which is unknown; a judgement that needs it is the
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
@@ -14,7 +14,7 @@ from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig
 from exporter.vllm.exposition import LoraState
 
-__all__ = ["Situation", "describe"]
+__all__ = ["Counts", "Queue", "Situation", "Throughput", "describe"]
 
 # Inferred preemptions wait this long for the server's own counter to move.
 _INFERRED_SECONDS: Final = 15.0
@@ -25,69 +25,102 @@ _FALLING_SECONDS: Final = 15.0
 _FALLING_SPAN: Final = 0.4
 
 
-@dataclass(slots=True)  # nobody changes one, but to freeze so many fields would be paid at every poll
+class Counts(NamedTuple):
+    """Events of one window; unknown counts read as 0, because they prove nothing.
+
+    Attributes:
+        preempted: counted by the server, or inferred from its gauges where those show more.
+        finished: requests that finished.
+        counted: preemptions that the server counted.
+    """
+
+    preempted: float
+    finished: float
+    counted: float
+
+
+class Queue(NamedTuple):
+    """The queue and what it waits for, over `queue_window`.
+
+    Attributes:
+        waiting_share: share of the polls in which at least one request waited.
+        waiting_mean: requests waiting, on average.
+        deferred_mean: those of them that wait for something other than capacity.
+        kv_usage_mean: KV usage, on average.
+        free_tokens: tokens of the pool that were free for waiting requests, on average.
+        longest_prompt: tokens of the longest prompts seen (p99), else the longest that the model accepts.
+        has_room: whether the longest prompts would fit into the free tokens; None without a KV reading.
+        seats_share: share of the polls in which all seats, or all but one, were taken.
+    """
+
+    waiting_share: float | None
+    waiting_mean: float | None
+    deferred_mean: float | None
+    kv_usage_mean: float | None
+    free_tokens: float | None
+    longest_prompt: float | None
+    has_room: bool | None
+    seats_share: float | None
+
+
+class Throughput(NamedTuple):
+    """Generated tokens per second.
+
+    Attributes:
+        tokens_per_second: over the burst window.
+        level: the engine's own rate in calm times, scaled down where fewer requests run than then.
+    """
+
+    tokens_per_second: float | None
+    level: float | None
+
+
+@dataclass(slots=True)  # never changed; freezing it would cost time at every poll
 class Situation:
     """The facts of one engine after one poll.
 
     Attributes:
         t: time of the poll.
-        longest: tokens of the longest prompts seen (p99), else the longest the model takes.
-        free_tokens: tokens that the pool had free for those who wait, on average over the queue window.
-        has_room: whether the longest prompts would fit into what is free; None without any KV reading.
-        preempted: preemptions in the burst window, the hold time, the minute and the long window, those
-            that the gauges betrayed where they are more than those that were counted; ``finished``
-            likewise.
-        burst_counted: preemptions that the server counted in the burst window.
-        inferred: preemptions that the gauges betrayed in the last seconds and the counter has not shown.
-        preempted_ago: seconds since the counter of preemptions last moved, None if it never did.
-        burst_tokens: put out per second over the burst window.
-        level: the engine's own tokens per second in calm times, by as many requests as there are now.
-        waiting_share: share of the polls of the queue window in which something waited.
-        seats: `max_num_seqs`, or what stands in its place.
-        seats_share: share of those polls with all seats taken, or all but one.
-        idle: seconds since anything moved.
+        server_facts: settings of the server, by vLLM's flag names.
+        thresholds: settings of the exporter.
+        lora: the server's adapters.
+        burst: events of `burst_window`.
+        half_minute: events of the hold time, by default 30 s.
+        minute: events of the window of rates, by default 60 s.
+        long: events of `long_window`.
+        inferred: preemptions of the last seconds that only the gauges show; the counter has not moved yet.
+        preempted_ago: seconds since the counter of preemptions last moved; None if it has not lately.
+        seats: `max_num_seqs`, or what takes its place.
         requests: running and waiting, on average over the window of rates.
-        busy: whether anything ran or waited in the last seconds; single idle readings come in mid-load.
-        span: seconds of history of this process.
+        idle: seconds since the last sign of work.
+        busy: whether a request ran or waited within the last seconds.
+        span: seconds of history within `long_window`.
     """
 
     t: float
     signals: Signals
     history: History
     baseline: Baseline
-    facts: Mapping[str, object]
-    limits: AnalysisConfig
+    server_facts: Mapping[str, object]
+    thresholds: AnalysisConfig
     lora: LoraState | None
-    longest: float | None
-    free_tokens: float | None
-    has_room: bool | None
-    kv_queue_mean: float | None
-    burst_counted: float
-    burst_preempted: float
-    burst_finished: float
-    half_preempted: float
-    half_finished: float
-    minute_preempted: float
-    minute_finished: float
-    long_preempted: float
-    long_finished: float
+    burst: Counts
+    half_minute: Counts
+    minute: Counts
+    long: Counts
     inferred: float
     preempted_ago: float | None
-    burst_tokens: float | None
-    level: float | None
-    waiting_share: float | None
-    waiting_mean: float | None
-    deferred_mean: float | None
+    queue: Queue
+    throughput: Throughput
     seats: float | None
-    seats_share: float | None
     requests: float | None
     idle: float
     busy: bool
     span: float
 
     def number(self, fact: str) -> float | None:
-        """A fact of the server as a number, None where it was not told."""
-        return _number(self.facts.get(fact))
+        """Return a fact of the server as a number; None where it is unknown or no number."""
+        return _number(self.server_facts.get(fact))
 
     @property
     def running(self) -> float | None:
@@ -108,82 +141,55 @@ class Situation:
     def answers_outlast_window(self) -> bool:
         """Whether a request takes longer than the long window, so that few finished ones prove nothing.
 
-        By Little's law: requests in the engine, by requests finished per second.
+        By Little's law: time in the engine = requests in the engine / requests finished per second.
         """
-        start = self.history.start_of(self.t - self.limits.long_window)
+        start = self.history.start_of(self.t - self.thresholds.long_window)
         running = self.history.mean("requests_running", start)
         span = self.history.span(start)
-        if running is None or span <= 0:
+        if running is None or span <= 0 or self.long.finished <= 0:
             return True
-        if self.long_finished <= 0:
-            return True
-        return running * span / self.long_finished > self.limits.long_window
+        return running * span / self.long.finished > self.thresholds.long_window
 
     @property
     def tokens_fell(self) -> bool | None:
-        """Whether tokens per second are below the engine's own level by more than is normal."""
-        if self.level is None or self.burst_tokens is None or self.level <= 0:
+        """Whether tokens per second are abnormally far below the engine's own level; None if unknown."""
+        now, level = self.throughput
+        if now is None or level is None or level <= 0:
             return None
-        return self.burst_tokens < self.limits.tokens_fallen * self.level
+        return now < self.thresholds.tokens_fallen * level
 
 
 def describe(
     history: History,
     signals: Signals,
     baseline: Baseline,
-    facts: Mapping[str, object],
-    limits: AnalysisConfig,
+    server_facts: Mapping[str, object],
+    thresholds: AnalysisConfig,
     lora: LoraState | None,
 ) -> Situation:
-    """The situation after the last good poll."""
+    """Describe the situation after the last successful poll."""
     t = history.times[-1]
-    burst = history.start_of(t - limits.burst_window)
-    half = history.start_of(t - limits.hold)
-    queue = history.start_of(t - limits.queue_window)
-    minute = history.start_of(t - limits.window)
-    long = history.start_of(t - limits.long_window)
-    recent = history.start_of(t - _INFERRED_SECONDS)
-    windows = (burst, half, minute, long, recent)
-    counted = _counts(history, "preemptions", windows)
-    betrayed = _counts(history, "preemptions_inferred", windows)
-    preempted = list(map(max, counted, betrayed))
-    finished = _counts(history, "requests_finished", windows)
-    longest = _longest(history, facts)
-    kv_mean = history.mean("kv_usage", queue)
-    capacity = signals.kv_capacity_tokens
-    kept = _number(facts.get("watermark")) or 0.0  # free, but not for those who wait
-    free = None if kv_mean is None or capacity is None else (1 - kv_mean - kept) * capacity
-    seats = _number(facts.get("max_num_active_seqs")) or _number(facts.get("max_num_seqs"))
+    burst = history.start_of(t - thresholds.burst_window)
+    minute = history.start_of(t - thresholds.window)
+    long = history.start_of(t - thresholds.long_window)
+    seats = _number(server_facts.get("max_num_active_seqs")) or _number(server_facts.get("max_num_seqs"))
     return Situation(
         t=t,
         signals=signals,
         history=history,
         baseline=baseline,
-        facts=facts,
-        limits=limits,
+        server_facts=server_facts,
+        thresholds=thresholds,
         lora=lora,
-        longest=longest,
-        free_tokens=free,
-        has_room=_has_room(kv_mean, free, longest, limits),
-        kv_queue_mean=kv_mean,
-        burst_counted=counted[0],
-        burst_preempted=preempted[0],
-        burst_finished=finished[0],
-        half_preempted=preempted[1],
-        half_finished=finished[1],
-        minute_preempted=preempted[2],
-        minute_finished=finished[2],
-        long_preempted=preempted[3],
-        long_finished=finished[3],
-        inferred=max(0.0, betrayed[4] - counted[4]),
-        preempted_ago=_preempted_ago(history, limits),
-        burst_tokens=history.rate("generation_tokens", burst),
-        level=_level(baseline, _requests(history, burst)),
-        waiting_share=history.share("requests_waiting", queue, 0.5),
-        waiting_mean=history.mean("requests_waiting", queue),
-        deferred_mean=history.mean("requests_deferred", queue),
+        burst=_counts(history, burst),
+        half_minute=_counts(history, history.start_of(t - thresholds.hold)),
+        minute=_counts(history, minute),
+        long=_counts(history, long),
+        inferred=_only_inferred(history, history.start_of(t - _INFERRED_SECONDS)),
+        preempted_ago=_preempted_ago(history, thresholds),
+        queue=_queue(history, signals, server_facts, thresholds, seats),
+        throughput=_throughput(history, baseline, burst),
         seats=seats,
-        seats_share=None if seats is None else history.share("requests_running", queue, max(1.0, seats - 1)),
         requests=_requests(history, minute),
         idle=t - history.moved_at,
         busy=_busy(history),
@@ -191,27 +197,56 @@ def describe(
     )
 
 
-def _counts(history: History, name: str, starts: Sequence[int]) -> list[float]:
-    """How often something was counted in each of several windows; what is unknown proves nothing."""
-    column = history.columns[name]
-    now = column[-1]
-    changes = [now - column[start] for start in starts]
-    if math.isnan(sum(changes)):
-        return [history.increase(name, start) or 0.0 for start in starts]
-    return changes
+def _counts(history: History, start: int) -> Counts:
+    counted = history.increase("preemptions", start) or 0.0
+    inferred = history.increase("preemptions_inferred", start) or 0.0
+    finished = history.increase("requests_finished", start) or 0.0
+    return Counts(max(counted, inferred), finished, counted)
+
+
+def _only_inferred(history: History, start: int) -> float:
+    """Preemptions since a window's start that the gauges show and the counter does not."""
+    counted = history.increase("preemptions", start) or 0.0
+    return max(0.0, (history.increase("preemptions_inferred", start) or 0.0) - counted)
+
+
+def _queue(
+    history: History,
+    signals: Signals,
+    server_facts: Mapping[str, object],
+    thresholds: AnalysisConfig,
+    seats: float | None,
+) -> Queue:
+    start = history.start_of(history.times[-1] - thresholds.queue_window)
+    kv_usage = history.mean("kv_usage", start)
+    capacity = signals.kv_capacity_tokens
+    reserved = _number(server_facts.get("watermark")) or 0.0  # free, but not for waiting requests
+    free = None if kv_usage is None or capacity is None else (1 - kv_usage - reserved) * capacity
+    longest = _longest_prompt(history, server_facts)
+    return Queue(
+        waiting_share=history.share("requests_waiting", start, 0.5),
+        waiting_mean=history.mean("requests_waiting", start),
+        deferred_mean=history.mean("requests_deferred", start),
+        kv_usage_mean=kv_usage,
+        free_tokens=free,
+        longest_prompt=longest,
+        has_room=_has_room(kv_usage, free, longest, thresholds),
+        seats_share=None if seats is None else history.share("requests_running", start, max(1.0, seats - 1)),
+    )
+
+
+def _throughput(history: History, baseline: Baseline, start: int) -> Throughput:
+    """Compare the rate since a window's start with the calm level; fewer requests get fewer tokens."""
+    level, requests = baseline.level, _requests(history, start)
+    if level is not None and requests is not None and requests < baseline.level_requests:
+        level *= requests / baseline.level_requests
+    return Throughput(history.rate("generation_tokens", start), level)
 
 
 def _requests(history: History, start: int) -> float | None:
     """Running and waiting requests, on average since a window's start."""
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     return None if running is None or waiting is None else running + waiting
-
-
-def _level(baseline: Baseline, requests: float | None) -> float | None:
-    """What the engine put out in calm times; fewer requests than then are served fewer tokens."""
-    if baseline.level is None or requests is None or requests >= baseline.level_requests:
-        return baseline.level
-    return baseline.level * requests / baseline.level_requests
 
 
 def _busy(history: History) -> bool:
@@ -230,31 +265,31 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _longest(history: History, facts: Mapping[str, object]) -> float | None:
+def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> float | None:
     """Tokens of the longest prompts: p99 of those seen where there are buckets, else the model's limit."""
     lengths = history.prompt_lengths.lengths()
     p99 = lengths.quantile(0.99) if lengths is not None and lengths.detailed else None
-    longest = _number(facts.get("max_model_len"))
+    longest = _number(server_facts.get("max_model_len"))
     if p99 is None:
         return longest
     return p99 if longest is None else min(p99, longest)
 
 
 def _has_room(
-    kv_mean: float | None, free: float | None, longest: float | None, limits: AnalysisConfig
+    kv_usage: float | None, free: float | None, longest: float | None, thresholds: AnalysisConfig
 ) -> bool | None:
     """Whether the head of the queue would be admitted: whole or not at all, and nobody overtakes it."""
-    if kv_mean is None:
+    if kv_usage is None:
         return None
     if free is not None and longest is not None:
         return free >= longest
-    return kv_mean < limits.kv_full
+    return kv_usage < thresholds.kv_full
 
 
-def _preempted_ago(history: History, limits: AnalysisConfig) -> float | None:
+def _preempted_ago(history: History, thresholds: AnalysisConfig) -> float | None:
     """Seconds since the counter of preemptions moved, looking back no further than it is spoken of."""
     t = history.times[-1]
-    start = history.start_of(t - 2 * limits.light_for)
+    start = history.start_of(t - 2 * thresholds.light_for)
     column = history.columns["preemptions"]
     now = column[-1]
     if math.isnan(now) or now <= 0 or now == column[start]:  # unknown, never moved, or not lately

@@ -10,6 +10,7 @@ import yaml
 
 from exporter.analysis import catalogue as catalogue_module
 from exporter.analysis.catalogue import CatalogueError, Severity, load, parse, parse_text
+from exporter.analysis.conditions import HEALTHY, ORDER
 
 # The vocabulary of the field cases, in the order in which one verdict hides another.
 VERDICTS = {
@@ -138,6 +139,19 @@ def texts():
 def test_every_verdict_has_an_entry_in_order_of_precedence():
     """The verdicts are the known ones, no other, and in the order in which one hides another."""
     assert list(load().verdicts) == list(VERDICTS)
+
+
+def test_verdicts_are_tried_in_the_order_of_the_catalogue():
+    """First places only: a verdict may be tried again further down, as `preemption_light` is."""
+    order = list(dict.fromkeys(rule.verdict for rule in ORDER))
+    untried = {"unreachable", "starting", HEALTHY}
+    assert order == [name for name in load().verdicts if name not in untried]
+
+
+def test_only_verdicts_with_a_sentence_for_it_become_critical():
+    """The catalogue explains each verdict that has a function that makes it critical."""
+    lifted = {rule.verdict for rule in ORDER if rule.is_critical is not None}
+    assert lifted == {name for name, verdict in load().verdicts.items() if verdict.critical_when}
 
 
 def test_every_verdict_has_its_severity():

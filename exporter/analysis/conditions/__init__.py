@@ -1,37 +1,43 @@
-"""When a verdict holds: one function per verdict, each with its evidence.
+"""The order of verdicts, and the condition of each: one function per verdict, with its evidence.
 
-Pure. A function gets the situation and whether its verdict is the present one (`held`), for which the
-threshold of leaving counts instead of that of entering. It returns the evidence, or None where the
-verdict does not hold or cannot be known to.
+Pure. A condition gets the situation and whether its verdict is the current one (`current`); then the
+threshold for leaving applies instead of the one for entering. It returns the evidence, or None where the
+verdict does not apply or too little is known.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from exporter.analysis.conditions import data, preemption, pressure, progress, queue
-from exporter.analysis.conditions.evidence import Condition, Evidence
-from exporter.analysis.conditions.preemption import preemption_rare
+from exporter.analysis.conditions.evidence import Condition, Evidence, VerdictRule
 
-__all__ = ["CONDITIONS", "Condition", "Evidence", "preemption_rare"]
+__all__ = ["HEALTHY", "ORDER", "Condition", "Evidence", "VerdictRule"]
 
-CONDITIONS: Final[Mapping[str, Condition]] = {
-    "sleeping": data.sleeping,
-    "metrics_missing": data.metrics_missing,
-    "data_untrusted": data.data_untrusted,
-    "unfittable_request": progress.unfittable_request,
-    "engine_stalled": progress.engine_stalled,
-    "scheduler_deadlock": progress.scheduler_deadlock,
-    "preemption_thrash": preemption.preemption_thrash,
-    "preemption_not_kv": preemption.preemption_not_kv,
-    "preemption_light": preemption.preemption_light,
-    "deferred_wait": queue.deferred_wait,
-    "kv_bound": queue.kv_bound,
-    "seat_bound": queue.seat_bound,
-    "prefill_bound": queue.prefill_bound,
-    "queue_not_kv": queue.queue_not_kv,
-    "kv_pressure_rising": pressure.kv_pressure_rising,
-    "kv_held_no_requests": pressure.kv_held_no_requests,
-    "decode_slow": pressure.decode_slow,
-    "runaway_generation": pressure.runaway_generation,
-    "kv_full_ok": pressure.kv_full_ok,
-}
+HEALTHY: Final = "healthy"
+"""The verdict where no condition applies."""
+
+ORDER: Final = (
+    VerdictRule("sleeping", data.sleeping),
+    VerdictRule("metrics_missing", data.metrics_missing),
+    VerdictRule("data_untrusted", data.data_untrusted),
+    VerdictRule("engine_stalled", progress.engine_stalled),
+    VerdictRule("unfittable_request", progress.unfittable_request),
+    VerdictRule("scheduler_deadlock", progress.scheduler_deadlock),
+    VerdictRule("preemption_thrash", preemption.preemption_thrash),
+    VerdictRule("preemption_not_kv", preemption.preemption_not_kv),
+    VerdictRule("preemption_light", preemption.preemption_light),
+    VerdictRule("kv_bound", queue.kv_bound),
+    VerdictRule("seat_bound", queue.seat_bound),
+    VerdictRule("prefill_bound", queue.prefill_bound),
+    VerdictRule("deferred_wait", queue.deferred_wait, queue.deferred_wait_is_critical),
+    VerdictRule("queue_not_kv", queue.queue_not_kv),
+    VerdictRule("preemption_light", preemption.preemption_rare),
+    VerdictRule("kv_pressure_rising", pressure.kv_pressure_rising),
+    VerdictRule("kv_held_no_requests", pressure.kv_held_no_requests),
+    VerdictRule("decode_slow", pressure.decode_slow),
+    VerdictRule("runaway_generation", pressure.runaway_generation),
+    VerdictRule("kv_full_ok", pressure.kv_full_ok),
+)
+"""An engine has the first verdict whose condition applies, `HEALTHY` where none does.
+
+A verdict may stand in several places, each with its own condition. The documentation prints this order.
+"""

@@ -9,7 +9,7 @@ from exporter.analysis.situation import Situation
 NEEDED: Final = ("requests_running", "requests_waiting", "kv_usage")
 
 
-def sleeping(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def sleeping(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """The engine says that it sleeps, whatever else stands still meanwhile."""
     values = s.history.snapshot.values if s.history.snapshot else {}
     for reading in ("sleep_weights_offloaded", "sleep_discard_all"):
@@ -18,7 +18,7 @@ def sleeping(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
     return None
 
 
-def metrics_missing(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def metrics_missing(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """A gauge that a verdict needs is not there.
 
     With several API processes the gauges appear with the first request: before it nothing is missing.
@@ -38,7 +38,7 @@ def metrics_missing(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
     return tuple(Evidence(name, None, note="absent") for name in NEEDED if name not in there)
 
 
-def data_untrusted(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def data_untrusted(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """A value that cannot be true, or two sources that answer by turns."""
     if s.history.sources.by_turns(s.t):
         return some(("sources_by_turns", 1.0))

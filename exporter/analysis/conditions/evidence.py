@@ -1,22 +1,22 @@
-"""What speaks for a verdict: numbers, each beside the threshold it was held against."""
+"""The types of a verdict's condition, and its evidence: numbers, each with its threshold. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from exporter.analysis.situation import Situation
 
-__all__ = ["Condition", "Evidence", "some"]
+__all__ = ["Condition", "Evidence", "VerdictRule", "some"]
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number that speaks for a verdict.
+    """One number that supports a verdict.
 
     Attributes:
-        signal: what it is, in the words of the signals where there is one.
-        value: what was seen; None where just that speaks for it, and `note` says what is the matter.
-        threshold: what it was held against, None where it is a fact beside.
-        note: in a few words why there is no value.
+        signal: its name, that of a signal where there is one.
+        value: the measured value; None where the missing value is the evidence, explained by `note`.
+        threshold: the limit it was compared with; None for a fact that adds context.
+        note: why there is no value, in a few words.
     """
 
     signal: str
@@ -28,10 +28,26 @@ class Evidence:
 Condition = Callable[[Situation, bool], "tuple[Evidence, ...] | None"]
 
 
+@dataclass(frozen=True, slots=True)
+class VerdictRule:
+    """One place in the order of verdicts.
+
+    Attributes:
+        verdict: its name.
+        applies: returns the evidence, or None where the verdict does not apply.
+        is_critical: for a verdict that is less than critical as a rule: whether it is critical here. Takes
+            the situation and whether it is critical already.
+    """
+
+    verdict: str
+    applies: Condition
+    is_critical: Callable[[Situation, bool], bool] | None = None
+
+
 def some(
     *evidence: tuple[str, float | None] | tuple[str, float | None, float | None],
 ) -> tuple[Evidence, ...]:
-    """Evidence, without what is unknown."""
+    """Build evidence from (signal, value[, threshold]), leaving out unknown values."""
     return tuple(
         Evidence(name, value, rest[0] if rest else None)
         for name, value, *rest in evidence

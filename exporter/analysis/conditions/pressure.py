@@ -16,16 +16,16 @@ _UNCOUNTED: Final = 2.0
 _PRESSURE_RISE: Final = 0.01
 
 
-def kv_pressure_rising(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
+def kv_pressure_rising(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """The cache will be full within minutes."""
     seconds, usage = s.signals.kv_seconds_to_full, s.signals.kv_usage_ratio
     if seconds is None or usage is None or s.span < _PRESSURE_SPAN:
         return None
-    horizon = s.limits.pressure_horizon * (1.5 if held else 1.0)
-    if seconds > horizon or usage < s.limits.pressure_kv:
+    horizon = s.thresholds.pressure_horizon * (1.5 if current else 1.0)
+    if seconds > horizon or usage < s.thresholds.pressure_kv:
         return None
-    then = s.history.columns["kv_usage"][s.history.start_of(s.t - s.limits.window)]
-    if usage - then < _PRESSURE_RISE / (2 if held else 1) or _grows_by_prefill(s, usage - then):
+    then = s.history.columns["kv_usage"][s.history.start_of(s.t - s.thresholds.window)]
+    if usage - then < _PRESSURE_RISE / (2 if current else 1) or _grows_by_prefill(s, usage - then):
         return None
     return some(("kv_seconds_to_full", seconds, horizon), ("kv_usage_ratio", usage))
 
@@ -35,7 +35,7 @@ def _grows_by_prefill(s: Situation, growth: float) -> bool:
 
     A prompt is counted with its first output; what grows beyond all that was counted is not done yet.
     """
-    start = s.history.start_of(s.t - s.limits.window)
+    start = s.history.start_of(s.t - s.thresholds.window)
     counted = [s.history.increase(name, start) for name in ("generation_tokens", "prompt_tokens")]
     if None in counted:
         return False
@@ -44,31 +44,31 @@ def _grows_by_prefill(s: Situation, growth: float) -> bool:
     return tokens == 0 or (capacity is not None and growth * capacity > _UNCOUNTED * tokens)
 
 
-def kv_held_no_requests(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def kv_held_no_requests(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """Blocks stay in use with nothing running or waiting, beyond the lease that may explain it."""
-    after = s.limits.held_after + (s.number("kv_lease_seconds") or 0.0)
+    after = s.thresholds.held_after + (s.number("kv_lease_seconds") or 0.0)
     since = s.t - s.history.worked_at
     if since < after or s.running != 0 or s.waiting != 0:
         return None
-    start = s.history.start_of(s.t - s.limits.held_after)
-    if s.history.share("kv_usage", start, s.limits.held_kv) != 1:
+    start = s.history.start_of(s.t - s.thresholds.held_after)
+    if s.history.share("kv_usage", start, s.thresholds.held_kv) != 1:
         return None
     return some(
-        ("kv_usage_ratio", s.signals.kv_usage_ratio, s.limits.held_kv),
+        ("kv_usage_ratio", s.signals.kv_usage_ratio, s.thresholds.held_kv),
         ("seconds_without_requests", since, after),
     )
 
 
-def decode_slow(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
+def decode_slow(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Each step takes longer than this engine's steps did at about this load."""
-    usage = s.kv_queue_mean
-    if usage is None or usage >= s.limits.kv_full or not s.busy:
+    usage = s.queue.kv_usage_mean
+    if usage is None or usage >= s.thresholds.kv_full or not s.busy:
         return None
     paces = s.baseline.paces(s.t - _SLOW_SPAN)
-    factor = 1 + (s.limits.slow_factor - 1) / (2 if held else 1)
+    factor = 1 + (s.thresholds.slow_factor - 1) / (2 if current else 1)
     if len(paces) < _SLOW_SLICES or median(each.factor for each in paces) < factor:
         return None
-    if not held and any(each.factor < factor for each in paces[-_SLOW_SLICES:]):
+    if not current and any(each.factor < factor for each in paces[-_SLOW_SLICES:]):
         return None
     last = paces[-1]
     return some(
@@ -77,9 +77,9 @@ def decode_slow(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
     )
 
 
-def runaway_generation(s: Situation, _held: bool) -> tuple[Evidence, ...] | None:
+def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """Very long answers: tokens flow, nothing finishes, nothing waits."""
-    after = s.limits.runaway_after
+    after = s.thresholds.runaway_after
     start = s.history.start_of(s.t - after)
     running = s.history.mean("requests_running", start)
     generated = s.history.increase("generation_tokens", start)
@@ -87,18 +87,18 @@ def runaway_generation(s: Situation, _held: bool) -> tuple[Evidence, ...] | None
     if not running or generated is None or finished is None or s.history.span(start) < after:
         return None
     busy = s.history.share("requests_running", start, 0.5) == 1
-    if not busy or finished > 0 or s.waiting or generated < s.limits.runaway_tokens * running:
+    if not busy or finished > 0 or s.waiting or generated < s.thresholds.runaway_tokens * running:
         return None
     return some(
-        ("tokens_per_running_request", generated / running, s.limits.runaway_tokens),
+        ("tokens_per_running_request", generated / running, s.thresholds.runaway_tokens),
         ("generation_tokens_per_second", s.signals.generation_tokens_per_second),
     )
 
 
-def kv_full_ok(s: Situation, held: bool) -> tuple[Evidence, ...] | None:
+def kv_full_ok(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """A cache that is full with work getting done."""
     mean = s.signals.kv_usage_mean_ratio
-    full = s.limits.kv_full - (0.05 if held else 0.0)
-    if mean is None or mean < full or not s.busy or s.span < s.limits.queue_window:
+    full = s.thresholds.kv_full - (0.05 if current else 0.0)
+    if mean is None or mean < full or not s.busy or s.span < s.thresholds.queue_window:
         return None
     return some(("kv_usage_mean_ratio", mean, full))
