@@ -278,10 +278,11 @@ def test_the_text_is_a_line_per_poll_and_engine(run):
     assert lines[0] == "      0.0s  down (connection_refused)"
     number = r"(-|[\d.]+%?)"
     form = (
-        rf" +[\d.]+s  (up|down \(\w+\))  engine 0  run {number}  wait {number}  kv {number}  kv max {number}"
+        rf" +[\d.]+s  (up|down \(\w+\))  engine 0  {number} running  {number} waiting"
+        rf"  KV usage {number}  KV usage peak {number}"
     )
     assert all(re.match(form, line) for line in lines[35:])
-    assert "kv -" in out
+    assert "KV usage -" in out
 
 
 def test_the_text_of_several_engines_has_a_line_for_each(run):
@@ -683,7 +684,7 @@ def test_the_demo_says_where_to_look_and_a_line_a_second(tmp_path):
             connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert b"200 OK" in connection.recv(1000)
         assert command.end() == 0
-    status = re.findall(r"^ +(\d)\.\ds  up  engine 0  run \d+", command.out, re.MULTILINE)
+    status = re.findall(r"^ +(\d)\.\ds  up  engine 0  \d+ running", command.out, re.MULTILINE)
     assert status == ["1", "2", "3"]
     assert f"{base}/api/v1/status" in command.out
     assert command.err == ""

@@ -63,8 +63,8 @@ ROOMS = {
     ),
     "rules": Room(
         (
-            "exporter.config", "exporter.analysis.catalogue", "exporter.publish.alerts.table",
-            "exporter.publish.metrics.table", "exporter.vllm.names",
+            "exporter.config", "exporter.analysis.catalogue", "exporter.analysis.words",
+            "exporter.publish.alerts.table", "exporter.publish.metrics.table", "exporter.vllm.names",
         ),
         OUTSIDE - HTTP - CLOCK,
         ("yaml",),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.analysis.words import WORDS
 from exporter.config import Config, parse_facts
 from exporter.publish.status import engine_names, poll_object
 from exporter.vllm import prober
@@ -14,13 +15,13 @@ from exporter.vllm.recording import Header, read
 __all__ = ["as_json", "as_text", "feeds", "readings"]
 
 _SHOWN: Final = (
-    ("run", "requests_running", "{:.0f}"),
-    ("wait", "requests_waiting", "{:.0f}"),
-    ("kv", "kv_usage_ratio", "{:.0%}"),
-    ("kv max", "kv_usage_max_ratio", "{:.0%}"),
-    ("preempt/s", "preemptions_per_second", "{:.2f}"),
-    ("preempted", "preemptions_total", "{:.0f}"),
-    ("tok/s", "generation_tokens_per_second", "{:.0f}"),
+    "requests_running",
+    "requests_waiting",
+    "kv_usage_ratio",
+    "kv_usage_max_ratio",
+    "preemptions_per_second",
+    "preemptions_total",
+    "generation_tokens_per_second",
 )
 
 
@@ -78,6 +79,4 @@ def _inert(text: str) -> str:
 
 
 def _numbers(signals: dict[str, Any]) -> str:
-    return "  ".join(
-        f"{title} {form.format(signals[name]) if name in signals else '-'}" for title, name, form in _SHOWN
-    )
+    return "  ".join(WORDS[name].phrase(signals.get(name, "-")) for name in _SHOWN)

@@ -9,6 +9,7 @@ from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import Advice
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.words import WORDS, number
 from exporter.publish.status import engine_names
 
 __all__ = ["Paint", "coloured", "headline", "plain", "report"]
@@ -23,15 +24,14 @@ _COLOURS: Final = {
 }
 # The first fixes are explained; of the others a tired person wants to know that they exist.
 _IN_FULL: Final = 3
-_SHARES: Final = ("_ratio", "_share")
 _SHOWN_SIGNALS: Final = (
-    ("kv_usage_ratio", "KV usage"),
-    ("kv_usage_max_ratio", "highest"),
-    ("requests_running", "running"),
-    ("requests_waiting", "waiting"),
-    ("preemptions_per_second", "preemptions/s"),
-    ("preemptions_per_finished_request", "per finished request"),
-    ("generation_tokens_per_second", "tokens/s"),
+    "kv_usage_ratio",
+    "kv_usage_max_ratio",
+    "requests_running",
+    "requests_waiting",
+    "preemptions_per_second",
+    "preemptions_per_finished_request",
+    "generation_tokens_per_second",
 )
 
 
@@ -86,9 +86,7 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     yield f"{_inert(engine.key.model)} engine {_inert(name)}: {said}"
     yield f"  {entry.summary}"
     known = engine.signals.known()
-    yield "  " + ", ".join(
-        f"{title} {number(signal, known[signal])}" for signal, title in _SHOWN_SIGNALS if signal in known
-    )
+    yield "  " + ", ".join(WORDS[name].phrase(known[name]) for name in _SHOWN_SIGNALS if name in known)
     if judgement.evidence:
         yield "Why"
         for evidence in judgement.evidence:
@@ -146,19 +144,6 @@ def _evidence(evidence: Evidence) -> str:
 
 def _input(name: str, value: float | str) -> str:
     return value if isinstance(value, str) else number(name, value)
-
-
-def number(name: str, value: float | None) -> str:
-    """A number as people read it, by the unit that its name ends with."""
-    if value is None:
-        return "unknown"
-    if name.endswith(_SHARES) and value <= 1 and name != "need_ratio":
-        return f"{value:.0%}"
-    if name.endswith("_seconds"):
-        return f"{value:.0f} s" if value >= 10 else f"{value:.3g} s"  # noqa: PLR2004
-    if float(value).is_integer():
-        return f"{value:.0f}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"  # noqa: PLR2004
 
 
 def _title(name: str) -> str:

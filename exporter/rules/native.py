@@ -9,6 +9,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
+from exporter.analysis.words import WORDS
 from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, Scope
 from exporter.rules import template
 from exporter.rules.form import Group, Rule, alert_names
@@ -162,7 +163,9 @@ class _Maker:
         if scope == "model":
             share = "\n{{- $sep }}{{ $value | humanizePercentage }} of its engines"
             return template.text(entry, scope, place, (share,)) + _may_help(entry)
-        numbers = [template.number(one, f"max({recorded(one.signal)}{{%s}})") for one in alert.shown]
+        numbers = [
+            template.number(WORDS[signal], f"max({recorded(word)}{{%s}})") for word, signal in alert.shown
+        ]
         said = template.text(entry, scope, place, numbers) + _may_help(entry)
         head = template.matchers(labels) if numbers else ""
         if alert.entry == "metrics_missing":

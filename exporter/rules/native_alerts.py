@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.catalogue import Severity
-from exporter.publish.alerts.table import Number
 from exporter.rules.form import Hold
 from exporter.rules.native_signals import RECORDED, recorded
 from exporter.rules.options import Thresholds
@@ -14,11 +13,12 @@ from exporter.rules.times import FLAPS, QUEUED, RESTARTS
 
 __all__ = ["NativeAlert", "native_alerts"]
 
-_RATE: Final = Number("preempting", "preemptions/s", "rate")
-_KV: Final = Number("kv_max", "KV usage up to", "percent")
-_RUNNING: Final = Number("running", "running", "count")
-_WAITING: Final = Number("waiting_low", "waiting", "count")
-_DEFERRED: Final = Number("deferred_low", "of them deferred", "count")
+# Recorded series and the signal whose words they have.
+_RATE: Final = ("preempting", "preemptions_per_second")
+_KV: Final = ("kv_max", "kv_usage_max_ratio")
+_RUNNING: Final = ("running", "requests_running")
+_WAITING: Final = ("waiting_low", "requests_waiting")
+_DEFERRED: Final = ("deferred_low", "requests_deferred")
 _LOST: Final = Hold("1m", "three minutes have passed already in which nothing moved", "2m", FLAPS)
 _WAVE: Final = Hold("1m", "a wave that ends within a minute needs nobody", "2m", FLAPS)
 _MISSING: Final = Hold("5m", "a roll-out shows odd pages for a while", "5m", "one good scrape is no end")
@@ -34,7 +34,7 @@ class NativeAlert:
         entry: the verdict or finding whose words it borrows.
         condition: PromQL per engine.
         hold: how long it must hold.
-        shown: what the description tells, by our words for recorded series.
+        shown: numbers of the description: a recorded series, and the signal whose words it has.
         summary: its own sentence, where it can prove less than the verdict.
         comment: for the reader of the file.
         page: whether the model pages by it too.
@@ -45,7 +45,7 @@ class NativeAlert:
     entry: str
     condition: str
     hold: Hold
-    shown: tuple[Number, ...] = ()
+    shown: tuple[tuple[str, str], ...] = ()
     summary: str = ""
     comment: str = ""
     page: bool = False

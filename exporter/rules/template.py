@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Verdict
-from exporter.publish.alerts.table import FIXES_SHOWN, Number, Scope, description, fix_line, subject
+from exporter.analysis.words import Signal
+from exporter.publish.alerts.table import FIXES_SHOWN, Scope, description, fix_line, subject
 from exporter.rules.promql import Series
 
 __all__ = ["asked", "dashboard_url", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]
 
 _MARK: Final = "@@"
-_FORMS: Final = {"percent": "%.0f%%", "count": "%.0f", "rate": "%.2f"}
 
 
 def place(labels: Sequence[str], server: str) -> str:
@@ -45,16 +45,15 @@ def asked(expr: str) -> str:
     return f"query (printf `{expr}` {' '.join(['$of'] * expr.count('%s'))})"
 
 
-def number(one: Number, expr: str) -> str:
+def number(one: Signal, expr: str) -> str:
     """Code, on a line of its own, that prints a number with its words, or nothing where it is unknown.
 
     Args:
         one: what to print.
         expr: PromQL of one value, with ``%s`` for the matchers.
     """
-    scale = "100 * " if one.form == "percent" else ""
-    shown = f'{{{{ . | first | value | printf "{_FORMS[one.form]}" }}}}'
-    words = f"{one.title} {shown}" if one.form == "percent" else f"{shown} {one.title}"
+    scale, sign = ("100 * ", "%%") if one.unit == "ratio" else ("", "")
+    words = one.phrase(f'{{{{ . | first | value | printf "%.{one.digits}f{sign}" }}}}')
     return f'\n{{{{- with {asked(scale + expr)} }}}}{{{{ $sep }}}}{words}{{{{ $sep = ", " }}}}{{{{ end }}}}'
 
 

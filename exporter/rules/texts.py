@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exporter.analysis.catalogue import Verdict
-from exporter.publish.alerts.table import NUMBERS, Alert
+from exporter.publish.alerts.table import NUMBERS, WORST_ENGINE, Alert
 from exporter.rules import template
 from exporter.rules.options import Options
 from exporter.rules.promql import Series
@@ -69,7 +69,7 @@ class Texts:
         within = self._within(entry.name) if share else ""
         numbers = [share] if share else []
         for one in NUMBERS:
-            series = self._series.most(one.signal, more="%s", printed=True)
+            series = self._series.most(one.name, more="%s", printed=True)
             numbers.append(template.number(one, f"max({series}{within})"))
         said = template.text(entry, scope, self.place(scope), numbers)
         return template.matchers(self._labels[scope]) + said + template.lines(entry, self._series, within)
@@ -98,4 +98,4 @@ class Texts:
             f'{{{{ $sep }}}}{server}{{{{ $sep = " " }}}}{{{{ end }}}})'
         )
         # What follows are the largest numbers among these engines.
-        return f'{within}{whole}{named}{{{{ $sep = ", at the worst " }}}}'
+        return f'{within}{whole}{named}{{{{ $sep = ", {WORST_ENGINE}" }}}}'

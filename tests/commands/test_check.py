@@ -11,7 +11,7 @@ from exporter.analysis.catalogue import Severity
 from exporter.cli import main
 from exporter.commands import check
 from exporter.config import AnalysisConfig
-from exporter.publish.terminal import coloured, number, plain, report
+from exporter.publish.terminal import coloured, plain, report
 from exporter.runtime import loop
 
 
@@ -101,23 +101,6 @@ def test_windows_shrink_to_the_time_there_is():
     short = check.shrunk(usual, 12)
     assert short.stall_after == short.deadlock_after == short.queue_window == 9
     assert check.shrunk(usual, 300).stall_after == usual.stall_after
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("kv_usage_ratio", 0.953, "95%"),
-        ("need_ratio", 0.5, "0.5"),
-        ("queue_time_mean_seconds", 0.0139, "0.0139 s"),
-        ("progress_idle_seconds", 63.2, "63 s"),
-        ("requests_running", 8.0, "8"),
-        ("preemptions_per_second", 5.1834, "5.18"),
-        ("kv_free_tokens", 45123.4, "45123"),
-    ],
-)
-def test_numbers_read_by_their_unit(name, value, text):
-    """The end of a name is its unit."""
-    assert number(name, value) == text
 
 
 def test_control_characters_of_the_server_are_inert(storm):

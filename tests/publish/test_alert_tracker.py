@@ -324,7 +324,7 @@ def test_a_page_says_who_what_and_what_to_change():
     assert notice.annotations["summary"] == entry.summary
     assert notice.annotations["runbook_url"].endswith("/VllmPreemptionThrash.md")
     head, impact, title, *fixes = notice.annotations["description"].split("\n")
-    assert head.startswith("tiny-llama engine 0 (eu/prod/vllm-0): KV usage up to ")
+    assert head.startswith("tiny-llama engine 0 (eu/prod/vllm-0): KV usage peak ")
     assert "preemptions/s" in head
     assert impact == entry.impact
     assert title == "What to change, best first:"
@@ -336,7 +336,7 @@ def test_the_page_of_a_model_has_the_fixes_of_an_engine_in_it():
     """And says how many engines it is about."""
     notice = _storm()["VllmModelPreemptionThrash critical"]
     assert notice.annotations["description"].startswith(
-        "Model tiny-llama (eu/prod/vllm-0): 1 of 1 engines (0), at the worst KV usage up to "
+        "Model tiny-llama (eu/prod/vllm-0): 1 of 1 engines (0), worst engine: KV usage peak "
     )
     assert "1. " in notice.annotations["description"]
     assert notice.annotations["runbook_url"].endswith("/VllmModelPreemptionThrash.md")

@@ -167,7 +167,7 @@ def test_a_storm_is_explained_with_numbers_and_flags():
     """Evidence with its threshold, fixes in order with what they gain, limits with their source."""
     reading = storm()[-1]
     shown = document(reading)
-    assert "Preemptions per finished request 0.657 threshold 0.4" in shown.text
+    assert "Preemptions per finished request 0.66 threshold 0.40" in shown.text
     advised = engine_of(reading).advised.fixes
     titles = [TABLE.fixes[advice.fix].title for advice in advised]
     at = [shown.text.index(f" {title} ") for title in titles]

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
+from exporter.analysis.words import WORDS
 
 __all__ = [
     "DASHBOARDS",
@@ -19,8 +20,8 @@ __all__ = [
     "NUMBERS",
     "PAGE_SHARE",
     "RUNBOOK_BASE",
+    "WORST_ENGINE",
     "Alert",
-    "Number",
     "PageBy",
     "alerts",
     "dashboard_url",
@@ -79,28 +80,20 @@ class Alert:
         return self.entry.summary
 
 
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number that a description shows: a signal, which is an exported metric too, and its words."""
-
-    signal: str
-    title: str
-    form: Literal["percent", "count", "rate"]
-
-    def show(self, value: float) -> str:
-        """The number with its words, as the templates of the rules print it: ``KV usage up to 97%``."""
-        shown = {"percent": f"{value:.0%}", "count": f"{value:.0f}", "rate": f"{value:.2f}"}[self.form]
-        return f"{self.title} {shown}" if self.form == "percent" else f"{shown} {self.title}"
-
-
-NUMBERS: Final = (
-    Number("kv_usage_max_ratio", "KV usage up to", "percent"),
-    Number("requests_running", "running", "count"),
-    Number("requests_waiting", "waiting", "count"),
-    Number("preemptions_per_second", "preemptions/s", "rate"),
-    Number("preemptions_per_finished_request", "preemptions per finished request", "rate"),
-    Number("generation_tokens_per_second", "tokens/s", "count"),
+NUMBERS: Final = tuple(
+    WORDS[name]
+    for name in (
+        "kv_usage_max_ratio",
+        "requests_running",
+        "requests_waiting",
+        "preemptions_per_second",
+        "preemptions_per_finished_request",
+        "generation_tokens_per_second",
+    )
 )
+"""The numbers of a description; each is an exported metric too."""
+WORST_ENGINE: Final = "worst engine: "
+"""What stands before the numbers of several engines, which are the highest among them."""
 
 
 def alerts(page_by: PageBy = "model") -> tuple[Alert, ...]:
@@ -171,7 +164,7 @@ def description(entry: Verdict | Finding, who: str, numbers: Sequence[str], fixe
     Args:
         entry: what it is about.
         who: as `subject` gives it.
-        numbers: ``KV usage up to 97%`` and the like, in the order of `NUMBERS`.
+        numbers: ``KV usage peak 97%`` and the like, in the order of `NUMBERS`.
         fixes: lines as `fix_line` gives them, best first. Template code that yields such lines does too.
     """
     told = ", ".join(numbers)

@@ -15,6 +15,7 @@ from exporter.publish.alerts.table import (
     NUMBERS,
     PAGE_SHARE,
     RUNBOOK_BASE,
+    WORST_ENGINE,
     Alert,
     alerts,
     dashboard_url,
@@ -245,12 +246,12 @@ def _numbers(found: _Found) -> Iterator[str]:
     """What is counted, then the highest numbers of its engines."""
     if found.counted:
         yield found.counted
-    worst = "at the worst " if found.counted else ""
+    worst = WORST_ENGINE if found.counted else ""
     known = [engine.signals.known() for engine in found.engines]
     for number in NUMBERS:
-        values = [signals[number.signal] for signals in known if number.signal in signals]
+        values = [signals[number.name] for signals in known if number.name in signals]
         if values:
-            yield worst + number.show(max(values))
+            yield worst + number.phrase(max(values))
             worst = ""
 
 

@@ -1,17 +1,18 @@
 """The table of exported metrics and the collector that fills it from the latest reading.
 
-`METRICS` is the one place where an exported name, its type, unit, labels and help stand. The collector
-builds new samples at every scrape from values that are already there: no I/O, no waiting, and a
-metric that fails costs that metric only.
+`METRICS` is the only place for an exported metric's name, type and labels; the help of a signal is in
+`exporter.analysis.words`. The collector builds new samples at every scrape from values in memory, without
+I/O or waiting. A metric that fails costs only that metric.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Final, Literal
 
 from exporter.analysis import catalogue
 from exporter.analysis.engine import ENGINE_VERDICTS
 from exporter.analysis.history import KV_BOUNDS
 from exporter.analysis.pipeline import EngineReading, TargetReading
+from exporter.analysis.words import WORDS
 from exporter.publish.metrics.samples import PREFIX, Labels, MetricRow, RowCollector, Samples, histogram
 
 __all__ = [
@@ -26,152 +27,109 @@ MOST_FIXES: Final = 4
 _ENGINE: Final = ("model_name", "engine")
 
 
-def _gauge(name: str, text: str, signal: str) -> MetricRow:
-    return MetricRow(name, "gauge", _ENGINE, text, signal)
+def _signal(name: str) -> MetricRow:
+    """Return the row of a signal, in the words of its table; a name in ``_total`` is a counter."""
+    kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+    return MetricRow(name.removesuffix("_total"), kind, _ENGINE, WORDS[name].help, name)
 
 
 METRICS: Final[tuple[MetricRow, ...]] = (
     # The target.
-    MetricRow("up", "gauge", (), "Whether the last poll of vLLM's metrics succeeded."),
+    MetricRow("up", "gauge", (), "1 if the last poll of vLLM's metrics succeeded, otherwise 0."),
     MetricRow(
-        "last_success_timestamp_seconds", "gauge", (), "When a poll last succeeded, in unix seconds. Absent before."
+        "last_success_timestamp_seconds", "gauge", (), "Unix time of the last successful poll. Absent before the first."
     ),
-    MetricRow("engines", "gauge", (), "Engines in the last good body. Absent before the first."),
-    MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last good body lacks."),
+    MetricRow("engines", "gauge", (), "Engines in the last successful poll. Absent before the first."),
+    MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last successful poll lacked."),
     MetricRow(
         "restarts", "counter", (),
         "New server processes seen: another process start time, or counters that fell.",
     ),
     MetricRow(
         "engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"),
-        "What the engine says of itself. The version is the oldest release that prints these names.",
+        "Version and KV cache of the engine. The version is the oldest release that prints these names.",
     ),
     # Verdicts.
     MetricRow(
-        "verdict", "gauge", (*_ENGINE, "verdict"),
-        "Whether this is the verdict of the engine at present: 1, else 0.",
+        "verdict", "gauge", (*_ENGINE, "verdict"), "1 if this is the engine's current verdict, otherwise 0.",
     ),
     MetricRow(
         "verdict_seconds", "counter", (*_ENGINE, "verdict"),
-        "Time in each verdict since the exporter first saw the engine; its rate is a share of time.",
+        "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time.",
     ),
-    MetricRow("finding", "gauge", (*_ENGINE, "finding"), "Facts that hold beside the verdict, each as 1."),
-    MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix, 1 is first."),
+    MetricRow(
+        "finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine.",
+    ),
+    MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the best."),
     MetricRow(
         "saturation_ratio", "gauge", (*_ENGINE, "resource"),
-        "Mean need over analysis.window by resource, 1 is full: kv is what all running and waiting requests would hold"
-        " by the capacity, seats is running and waiting by max_num_seqs. Absent when unknown.",
+        'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running'
+        ' and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs.'
+        " Absent when unknown.",
     ),
     MetricRow(
         "target_verdict", "gauge", ("verdict",),
-        "Whether this is the verdict of the target, which has one of its own where no engine can be read: 1, else 0.",
+        "1 if this is the target's current verdict, otherwise 0. A target is healthy where an engine can be read.",
     ),
-    MetricRow("target_finding", "gauge", ("finding",), "Facts that hold of the target, each as 1: an engine is missing."),
+    MetricRow("target_finding", "gauge", ("finding",), "1 for each finding that currently applies to the target."),
     MetricRow(
         "model_finding", "gauge", ("model_name", "finding"),
-        "Facts that hold of a model's engines together, each as 1: their load is shared badly.",
+        "1 for each finding that currently applies to the engines of a model together.",
     ),
-    # KV cache.
-    _gauge("kv_usage_ratio", "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc.", "kv_usage_ratio"),
-    _gauge("kv_usage_max_ratio", "Highest polled KV cache usage within analysis.window (60 s), 0-1.", "kv_usage_max_ratio"),
-    _gauge("kv_usage_mean_ratio", "Mean polled KV cache usage within analysis.window (60 s), 0-1.", "kv_usage_mean_ratio"),
-    _gauge(
-        "kv_capacity_tokens",
-        "Tokens that the engine's KV cache holds. From cache_config_info: kv_cache_size_tokens, else an estimate"
-        " from blocks and block size.",
-        "kv_capacity_tokens",
-    ),
-    _gauge(
-        "kv_max_concurrency",
-        "Requests of the maximum length that fit into the KV cache. From cache_config_info.",
-        "kv_max_concurrency",
-    ),
-    _gauge(
-        "kv_seconds_to_full",
-        "Seconds until the KV cache is full at the slope of analysis.window (60 s). Absent unless usage grows steadily.",
-        "kv_seconds_to_full",
+    # Signals.
+    *map(
+        _signal,
+        (
+            "kv_usage_ratio",
+            "kv_usage_max_ratio",
+            "kv_usage_mean_ratio",
+            "kv_capacity_tokens",
+            "kv_max_concurrency",
+            "kv_seconds_to_full",
+        ),
     ),
     MetricRow(
         "kv_usage_polled_ratio", "histogram", _ENGINE,
-        "Every polled KV cache usage since the exporter saw the engine, one observation per good poll.",
+        "KV cache usage of every successful poll since the exporter first saw the engine, 0-1.",
     ),
-    # Preemption.
-    MetricRow(
-        "preemptions", "counter", _ENGINE,
-        "Preemptions since the exporter first saw the engine; survives restarts of vLLM. From num_preemptions.",
-        "preemptions_total",
-    ),
-    _gauge(
-        "preemptions_per_second",
-        "Preemptions per second over analysis.window (60 s). From num_preemptions, which lags by a step or more.",
-        "preemptions_per_second",
-    ),
-    _gauge(
-        "preemptions_per_finished_request",
-        "Preemptions by finished requests over analysis.long_window (300 s). Absent while nothing finishes.",
-        "preemptions_per_finished_request",
-    ),
-    _gauge(
-        "recomputed_ratio",
-        "Estimate over analysis.window (60 s): share of computed tokens that repeat work lost to preemption, 0-1;"
-        " an upper bound with prefix caching.",
-        "recomputed_ratio",
-    ),
-    # Requests and work.
-    _gauge("requests_running", "Running requests at the last poll. From num_requests_running.", "requests_running"),
-    _gauge(
-        "requests_waiting",
-        "Waiting requests at the last poll, preempted ones included. From num_requests_waiting.",
-        "requests_waiting",
-    ),
-    _gauge(
-        "requests_deferred",
-        "Waiting requests that wait for something else than capacity. From num_requests_waiting_by_reason (0.20).",
-        "requests_deferred",
-    ),
-    MetricRow(
-        "requests_finished", "counter", _ENGINE,
-        "Requests finished since the exporter first saw the engine; survives restarts of vLLM. From request_success.",
-        "requests_finished_total",
-    ),
-    _gauge(
-        "generation_tokens_per_second",
-        "Tokens put out per second over analysis.window (60 s). From generation_tokens.",
-        "generation_tokens_per_second",
-    ),
-    _gauge(
-        "inter_token_latency_mean_seconds",
-        "Mean time between two tokens of a request over analysis.window (60 s); a preempted request's stall shows here."
-        " From inter_token_latency_seconds.",
-        "inter_token_latency_mean_seconds",
-    ),
-    _gauge(
-        "prefix_cache_hit_ratio",
-        "Hits by queries of the prefix cache over analysis.window (60 s; wider where there were none), 0-1.",
-        "prefix_cache_hit_ratio",
+    *map(
+        _signal,
+        (
+            "preemptions_total",
+            "preemptions_per_second",
+            "preemptions_per_finished_request",
+            "recomputed_ratio",
+            "requests_running",
+            "requests_waiting",
+            "requests_deferred",
+            "requests_finished_total",
+            "generation_tokens_per_second",
+            "inter_token_latency_mean_seconds",
+            "prefix_cache_hit_ratio",
+        ),
     ),
 )  # fmt: skip
 
 # The exporter about itself.
 EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
-    MetricRow("exporter_build", "info", ("version", "python"), "The exporter's release and the Python it runs on."),
-    MetricRow("exporter_polls", "counter", (), "Polls of the target, failed ones included."),
-    MetricRow("exporter_polls_skipped", "counter", (), "Polls left out because the one before took too long."),
-    MetricRow("exporter_poll_errors", "counter", ("reason",), "Polls that failed, by reason."),
-    MetricRow("exporter_poll_duration_seconds", "histogram", (), "How long polls took that were answered."),
-    MetricRow("exporter_poll_interval_seconds", "gauge", (), "Time between polls at the moment; longer than configured while answers come slowly or take long to read."),
-    MetricRow("exporter_body_bytes", "gauge", (), "Size of the last body."),
-    MetricRow("exporter_unreadable_lines", "counter", (), "Lines of known names that could not be read, or were too long or too many."),
+    MetricRow("exporter_build", "info", ("version", "python"), "Release of the exporter and of the Python that runs it."),
+    MetricRow("exporter_polls", "counter", (), "Polls of the target, including failed ones."),
+    MetricRow("exporter_polls_skipped", "counter", (), "Polls skipped because the previous one took too long."),
+    MetricRow("exporter_poll_errors", "counter", ("reason",), "Failed polls, by reason."),
+    MetricRow("exporter_poll_duration_seconds", "histogram", (), "Duration of the polls that the server answered."),
+    MetricRow("exporter_poll_interval_seconds", "gauge", (), "Current time between polls; longer than configured while responses are slow to arrive or to read."),
+    MetricRow("exporter_body_bytes", "gauge", (), "Size of the last metrics page."),
+    MetricRow("exporter_unreadable_lines", "counter", (), "Lines of known names that are invalid, too long or too many."),
     MetricRow("exporter_collect_errors", "counter", ("metric",), "Metrics that could not be built for a scrape, by name."),
-    MetricRow("exporter_targets", "gauge", ("source",), "Targets that are watched, by where they come from. Absent where there can be only one."),
-    MetricRow("exporter_targets_left_out", "gauge", (), "Targets that are not watched: too many, or the same labels as another. Absent where there can be only one."),
-    MetricRow("exporter_discovery_failures", "counter", ("source",), "Look-ups and files that brought no targets, by source; those known before stay."),
-    MetricRow("exporter_config_last_reload_successful", "gauge", (), "Whether the configuration could be used when it was last read: 1, else 0."),
-    MetricRow("exporter_config_last_reload_success_timestamp_seconds", "gauge", (), "When the configuration was last read and used, in unix seconds."),
+    MetricRow("exporter_targets", "gauge", ("source",), "Targets that are watched, by source. Absent with a single configured target."),
+    MetricRow("exporter_targets_left_out", "gauge", (), "Targets that are ignored: too many, or the same labels as another. Absent with a single configured target."),
+    MetricRow("exporter_discovery_failures", "counter", ("source",), "Look-ups and files that returned no targets, by source; the known targets are kept."),
+    MetricRow("exporter_config_last_reload_successful", "gauge", (), "1 if the last load of the configuration succeeded, otherwise 0."),
+    MetricRow("exporter_config_last_reload_success_timestamp_seconds", "gauge", (), "Unix time of the last successful load of the configuration."),
     MetricRow(
         "exporter_notifications", "counter", ("outcome",),
-        "Alerts pushed, once for each Alertmanager and try: sent, failed (tried again), rejected (status 400 and the"
-        " like), dropped (too late, or too many were waiting).",
+        "Alerts pushed, counted per Alertmanager and attempt, by outcome: sent, failed (retried), rejected (status 400"
+        " and similar), dropped (too late, or too many waiting).",
     ),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Check, Severity
-from exporter.publish.terminal import number
+from exporter.analysis.words import number
 
 __all__ = [
     "WORDS",

@@ -18,6 +18,7 @@ from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import Advice
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.verdicts import HEALTHY
+from exporter.analysis.words import number
 from exporter.publish.metrics.table import METRICS
 from exporter.publish.page.fragments import (
     WORDS,
@@ -35,7 +36,6 @@ from exporter.publish.page.fragments import (
 )
 from exporter.publish.page.timeline import Timeline, Track
 from exporter.publish.status import engine_names
-from exporter.publish.terminal import number
 
 __all__ = ["IN_FULL", "TAIL", "TargetView", "View", "body", "headline", "shown_engines", "shown_targets"]
 

@@ -23,7 +23,6 @@ from exporter.publish.page.fragments import clock_time, esc
 from exporter.publish.page.markup import TargetView, View, body, headline, shown_engines, shown_targets
 from exporter.publish.page.timeline import COLUMNS, SECONDS
 from exporter.publish.status import engine_names
-from exporter.publish.terminal import number
 
 __all__ = ["ASSETS", "Answer", "Page", "assets", "own_lines"]
 
@@ -201,7 +200,7 @@ def own_lines(own: OwnMetrics, process: Iterable[Metric], wall: float) -> Mappin
         lines["A poll takes"] = f"{1000 * own.duration_sum / answered:.1f} ms on average"
         lines["Last body"] = f"{own.body_bytes / 1024:.0f} KiB"
     if not math.isnan(own.interval):
-        lines["Time between polls"] = number("_seconds", own.interval)
+        lines["Time between polls"] = f"{own.interval:g} s"
     alive = wall - counted.get("process_start_time_seconds", wall)
     if alive > 0 and "process_cpu_seconds_total" in counted:
         lines["Processor"] = (
