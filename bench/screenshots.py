@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from bench.png import shrink
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
+from exporter.publish.metrics.scrape import Scrape
 from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page
 from exporter.publish.page.timeline import Timeline
@@ -68,7 +69,7 @@ def served(view: View) -> Iterator[str]:
     """The page of a moment; its address."""
     loop = asyncio.new_event_loop()
     page = Page(lambda: view, lambda: 0.0)
-    server = WebServer(make_app(CollectorRegistry(), dict, page), "127.0.0.1", 0)
+    server = WebServer(make_app(Scrape(tuple, CollectorRegistry()), dict, page), "127.0.0.1", 0)
     threading.Thread(target=loop.run_forever, daemon=True).start()
     try:
         yield asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)

@@ -630,7 +630,7 @@ def test_a_recordings_header_holds_what_the_server_told(run, tmp_path, monkeypat
     async def ask(_client):
         return {"/version": {"version": "0.26.0"}}
 
-    monkeypatch.setattr(prober, "ask", ask)
+    monkeypatch.setattr(prober, "header_of", ask)
     path = tmp_path / "run.jsonl"
     with Upstream(BODY) as upstream:
         run("record", upstream.url, "-o", path, "--for", "500ms", *FAST)

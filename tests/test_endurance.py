@@ -8,14 +8,13 @@ import statistics
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 from support import bodies
+from support.metrics_text import text_of
 
 from exporter.analysis.history import KEEP_POLLS
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.page.timeline import POINTS, Timeline
 from exporter.runtime.poller import Pace, Watcher
@@ -99,18 +98,18 @@ def lived(polls: int, every: int):
     """A day, or a part of one; the server, the pipeline and the last reading."""
     server = Server(polls, every)
     pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
-    own, timeline = OwnMetrics(), Timeline()
+    counts, timeline = PollCounts(), Timeline()
     last = []
 
     def note(outcome):
         last[:] = [outcome.reading]
-        own.poll(outcome)
+        answer, reading = outcome.answer, outcome.reading
+        size = None if answer.body is None else len(answer.body)
+        counts.poll(answer.seconds, size, reading.error, interval=outcome.interval, skipped=outcome.skipped)
         timeline.add(outcome.reading)
 
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReadingCollector(lambda: last[0] if last else None, server.clock, lambda: 1.7e9))
-    registry.register(own)
-    server.scrape = lambda: generate_latest(registry)
+    shown = ReadingCollector(lambda: last[0] if last else None, server.clock, lambda: 1.7e9)
+    server.scrape = lambda: text_of(shown, ExporterMetrics(), counts).encode()
     watcher = Watcher(server, pipeline, Pace(1.0, lambda: 0.0), note, server.clock, server.sleep)
 
     async def scenario():
@@ -121,7 +120,7 @@ def lived(polls: int, every: int):
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     asyncio.run(scenario())
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
-    return server, pipeline, last[0], own, timeline
+    return server, pipeline, last[0], counts, timeline
 
 
 def slope(measured) -> float:

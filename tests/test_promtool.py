@@ -4,17 +4,15 @@ import shutil
 import subprocess
 
 import pytest
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.exposition import generate_latest
-from support import bodies, real_recordings
+from support import bodies, metrics_text, real_recordings
 from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
-from exporter.runtime.poller import PollOutcome
-from exporter.vllm.client import Answer
 
 pytestmark = pytest.mark.programs
 
@@ -31,15 +29,14 @@ def check(text: bytes) -> tuple[int, str]:
 
 def text_of(reading: TargetReading | None) -> bytes:
     """All that the exporter shows of a reading and of itself."""
-    registry = CollectorRegistry(auto_describe=False)
-    own = OwnMetrics()
+    own, counts = ExporterMetrics(), PollCounts()
     if reading is not None:
-        own.poll(PollOutcome(Answer(b"", None), reading, 1.0, 0))
-        registry.register(ReadingCollector(lambda: reading, lambda: reading.t, lambda: 1.7e9))
+        counts.poll(0.0, 0, reading.error, interval=1.0)
     own.collect_error("up")
-    registry.register(own)
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    shown = ReadingCollector(lambda: reading, lambda: reading.t if reading else 0.0, lambda: 1.7e9)
+    return metrics_text.text_of(shown, own, counts).encode() + generate_latest(
+        ProcessCollector(registry=None)
+    )
 
 
 def test_a_fault_is_found():

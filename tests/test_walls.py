@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,11 @@ HTTP = frozenset({"asyncio", "socket", "ssl", "http"})
 CLOCK = frozenset({"time", "datetime"})
 # What the rooms to the right of the pipeline may know of it.
 PIPELINE = ("exporter.__version__", "exporter.config", "exporter.net", "exporter.analysis")
+# Whoever runs for hours or starts a program may use every room.
+ALL = tuple(f"exporter.{room}" for room in (
+    "__version__", "analysis", "config", "net", "publish", "rules", "runtime", "simulation", "standin",
+    "vllm",
+))  # fmt: skip
 ROOMS = {
     "net": Room(("exporter.config",), OUTSIDE - CLOCK, ("aiohttp", "yarl")),
     "config": Room((), OUTSIDE - HTTP - CLOCK, ("yaml",)),
@@ -46,19 +52,19 @@ ROOMS = {
         ("exporter.__version__", "exporter.config", "exporter.net"), OUTSIDE - CLOCK, ("aiohttp", "yarl")
     ),
     "analysis": Room(
-        ("exporter.config", "exporter.vllm.exposition", "exporter.vllm.names", "exporter.vllm.prober"),
+        ("exporter.config", "exporter.vllm.answers", "exporter.vllm.exposition", "exporter.vllm.names"),
         PURE | {"pathlib"},  # the catalogue's file
         ("yaml",),
     ),
     "simulation": Room(("exporter.config", "exporter.analysis.kv_formulas"), PURE),
     "standin": Room(
-        ("exporter.config", "exporter.simulation", "exporter.vllm.names", "exporter.runtime.signals"),
+        ("exporter.config", "exporter.simulation", "exporter.vllm", "exporter.runtime.signals"),
         OUTSIDE,
-        ("aiohttp",),
+        ("aiohttp", "prometheus_client"),
     ),
     "publish": Room(
-        (*PIPELINE, "exporter.runtime.poller", "exporter.vllm.exposition.EngineKey"),
-        OUTSIDE,
+        (*PIPELINE, "exporter.vllm.exposition.EngineKey"),
+        OUTSIDE - {"time"},
         ("aiohttp", "bcrypt", "multidict", "prometheus_client"),
     ),
     "rules": Room(
@@ -69,7 +75,15 @@ ROOMS = {
         OUTSIDE - HTTP - CLOCK,
         ("yaml",),
     ),
+    "runtime": Room(
+        (*PIPELINE, "exporter.publish", "exporter.vllm"),
+        OUTSIDE | {"signal", "threading", "concurrent"},
+        ("aiohttp", "prometheus_client", "yaml"),
+    ),
+    "commands": Room(ALL, OUTSIDE, ("aiohttp", "prometheus_client", "requests", "tqdm")),
 }  # fmt: skip
+# Outside of every room: the command line, and what Python itself looks for there.
+HALL = {"__init__.py", "__main__.py", "cli.py"}
 # A process of its own, started for one forecast: it alone of its room touches the world.
 PROGRAMS = {"simulation/worker.py"}
 MODULES = sorted(path for room in ROOMS for path in (PACKAGE / room).glob("**/*.py"))
@@ -125,6 +139,15 @@ def test_data_flows_one_way(path):
         ("simulation", "import random"),
         ("publish", "from exporter.vllm.exposition import Snapshot"),
         ("publish", "from exporter.runtime.fleet import Fleet"),
+        ("publish", "from exporter.runtime.poller import PollOutcome"),
+        ("publish", "import time"),
+        ("analysis", "from exporter.vllm.prober import Prober"),
+        ("net", "from exporter.vllm.client import Answer"),
+        ("config", "from exporter.vllm.names import NAMES"),
+        ("runtime", "from exporter.commands import check"),
+        ("runtime", "from exporter.simulation.run import run"),
+        ("standin", "from exporter.publish.status import status_object"),
+        ("commands", "import exporter.cli"),
         ("publish", "import threading"),
         ("vllm", "from exporter.analysis.history import History"),
         ("vllm", "from exporter.runtime import poller"),
@@ -142,6 +165,28 @@ def test_a_wall_is_seen(room, line, tmp_path, monkeypatch):
     assert crossed(path, ROOMS[room], room)
 
 
+def test_nothing_stands_outside_a_room():
+    """Whoever looks for a module knows the room by what it does."""
+    outside = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.glob("**/*.py")
+        if path.relative_to(PACKAGE).parts[0] not in ROOMS
+    }
+    assert outside == HALL
+
+
+@pytest.mark.xfail(reason="the last ones are being taken apart")
+def test_a_command_imports_no_other_command():
+    """What two of them need stands in a module whose name begins with _."""
+    crossing = {
+        f"{path.name}: {name}"
+        for path in (PACKAGE / "commands").glob("*.py")
+        for name in imports(path)
+        if name.startswith("exporter.commands.") and not name.split(".")[2].startswith("_")
+    }
+    assert not crossing
+
+
 def test_a_reading_of_the_clock_stands_in_few_places():
     """Where data moves between rooms; everywhere else time is a parameter."""
     readers = {
@@ -149,22 +194,28 @@ def test_a_reading_of_the_clock_stands_in_few_places():
         for path in PACKAGE.glob("**/*.py")
         if imports(path) & {"time", "datetime"}
     }
-    # The push prints times that it is given; the fake server is a world of its own.
-    assert readers <= {
-        "standin/server.py",
-        "runtime/poller.py",
-        "runtime/sidecar.py",
+    rooms = ("runtime/", "standin/")
+    # The push prints times that it is given.
+    assert {name for name in readers if not name.startswith(rooms)} <= {
+        "publish/alerts/push.py",
         "commands/check.py",
         "commands/demo.py",
-        "runtime/logs.py",
-        "publish/alerts/push.py",
     }
+
+
+def test_the_pure_pipeline_loads_no_network():
+    """Neither an HTTP client nor an event loop: a replay needs none."""
+    code = "import sys, exporter.analysis.pipeline; print(*{'aiohttp', 'asyncio', 'ssl'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == []
 
 
 def test_only_one_shot_talks_use_requests():
     """What runs beside vLLM all day does not load it."""
     users = {path.name for path in PACKAGE.glob("**/*.py") if "requests" in imports(path)}
-    assert not users & {"cli.py", "serve.py", "watch.py", "web.py", "client.py", "record.py", "check.py"}
+    assert not users & {"cli.py", "serve.py", "client.py", "record.py", "check.py"}
 
 
 def texts() -> list[Path]:

@@ -5,7 +5,7 @@ says what time it is.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from exporter.analysis import catalogue
@@ -16,8 +16,8 @@ from exporter.analysis.load_profile import Observed, observe
 from exporter.analysis.server_facts import Limits, merge
 from exporter.analysis.target_verdict import TargetJudgement, TargetState, judge_target
 from exporter.config import AnalysisConfig, Fact
+from exporter.vllm.answers import NO_ANSWERS, ServerAnswers
 from exporter.vllm.exposition import CacheConfig, EngineKey, Exposition, ExpositionError, Reader
-from exporter.vllm.prober import Probed
 
 __all__ = ["UNREADABLE", "EngineReading", "ModelReading", "Pipeline", "TargetReading"]
 
@@ -72,7 +72,6 @@ class Pipeline:
     """What is remembered of one target.
 
     Attributes:
-        probed: what the server answered when it was asked what it runs with.
         restarts: how many new processes were seen behind the target; changes when one starts anew.
     """
 
@@ -91,7 +90,6 @@ class Pipeline:
             interval: seconds between polls, as intended.
             arguments: what was read of the server's argument line.
         """
-        self.probed = Probed()
         self.restarts = 0
         self._analysis = analysis
         self._facts = facts
@@ -101,7 +99,7 @@ class Pipeline:
         self._engines: dict[EngineKey, Engine] = {}
         self._models: dict[str, ModelWatch] = {}
         self._limits: dict[CacheConfig | None, Limits] = {}
-        self._limits_from = self.probed
+        self._limits_from = NO_ANSWERS
         self._present = 0
         self._missing: frozenset[EngineKey] = frozenset()
         self._started_at: float | None = None
@@ -122,13 +120,16 @@ class Pipeline:
                     loads[key] = seen
         return loads
 
-    def feed(self, t: float, body: bytes | None, error: str | None = None) -> TargetReading:
+    def feed(
+        self, t: float, body: bytes | None, error: str | None = None, answers: ServerAnswers = NO_ANSWERS
+    ) -> TargetReading:
         """Take the outcome of one poll: a body, or the reason why there is none.
 
         Args:
             t: when it was there; never less than before.
             body: of an answer with status 200.
             error: a word, when `body` is None.
+            answers: those of the server about its configuration, as far as they are known.
         """
         self._started_at = t if self._started_at is None else self._started_at
         exposition = None
@@ -139,7 +140,7 @@ class Pipeline:
                 error = UNREADABLE
             else:
                 self._good_at, error = t, None
-                self._take(t, exposition)
+                self._take(t, exposition, answers)
         else:
             error = error or "unknown"
         if exposition is None:
@@ -152,7 +153,7 @@ class Pipeline:
     def _max_age(self) -> float:
         return max(self._analysis.max_age, 3 * self._interval)
 
-    def _take(self, t: float, exposition: Exposition) -> None:
+    def _take(self, t: float, exposition: Exposition, answers: ServerAnswers) -> None:
         for key, snapshot in exposition.engines.items():
             if key not in self._engines:
                 if len(self._engines) >= MAX_REMEMBERED:
@@ -167,7 +168,7 @@ class Pipeline:
         self._watch_models(present)
         for key in present:
             self._engines[key].judge(
-                self._limits_of(exposition.engines[key].cache),
+                self._limits_of(exposition.engines[key].cache, answers),
                 sharing=self._sharing(key),
                 lora=exposition.lora,
                 imbalanced=self._models[key.model].imbalanced,
@@ -199,16 +200,14 @@ class Pipeline:
         """Engines that share the server's block count: all that are remembered, for it is told at start."""
         return sum(1 for other in self._engines if other.replica == key.replica)
 
-    def _limits_of(self, cache: CacheConfig | None) -> Limits:
+    def _limits_of(self, cache: CacheConfig | None, answers: ServerAnswers) -> Limits:
         """What is known of an engine's configuration; computed anew only when one of the sources changes."""
-        if self._limits_from is not self.probed or len(self._limits) >= MAX_REMEMBERED:
-            self._limits_from, self._limits = self.probed, {}
+        if self._limits_from is not answers or len(self._limits) >= MAX_REMEMBERED:
+            self._limits_from, self._limits = answers, {}
         limits = self._limits.get(cache)
         if limits is None:
-            probed = self.probed
-            limits = merge(self._facts, self._arguments, probed.server_info, probed.models, cache)
-            if probed.version is not None:
-                limits = replace(limits, facts={**limits.facts, "vllm_version": probed.version})
+            version = {} if answers.version is None else {"vllm_version": answers.version}
+            limits = merge(self._facts, self._arguments, answers.server_info, answers.models, cache, version)
             self._limits[cache] = limits
         return limits
 

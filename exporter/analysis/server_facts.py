@@ -13,7 +13,14 @@ from exporter.vllm.exposition import CacheConfig
 
 __all__ = ["SOURCES", "Limits", "merge", "parse_arguments"]
 
-SOURCES: Final = ("configuration", "argument line", "server_info", "v1/models", "cache_config_info")
+SOURCES: Final = (
+    "configuration",
+    "argument line",
+    "server_info",
+    "v1/models",
+    "cache_config_info",
+    "version",
+)
 """Where a fact may come from, the one that goes before the others first."""
 
 # The server decides: another source may know as what.
@@ -54,6 +61,7 @@ def merge(
     server_info: Mapping[str, Fact] | None = None,
     models: Mapping[str, Fact] | None = None,
     cache_labels: CacheConfig | None = None,
+    version: Mapping[str, Fact] | None = None,
 ) -> Limits:
     """Take each fact from the first source that knows it.
 
@@ -65,12 +73,13 @@ def merge(
         server_info: what ``/server_info`` answered.
         models: what ``/v1/models`` answered; only `max_model_len` counts.
         cache_labels: the labels of the engine's ``cache_config_info``.
+        version: the answer of ``/version``, by the name `vllm_version`.
     """
     longest = {name: value for name, value in (models or {}).items() if name == "max_model_len"}
     labels = _label_facts(cache_labels) if cache_labels is not None else {}
     facts: dict[str, Fact] = {}
     source: dict[str, str] = {}
-    told = (configuration or {}, argument_line or {}, server_info or {}, longest, labels)
+    told = (configuration or {}, argument_line or {}, server_info or {}, longest, labels, version or {})
     for origin, known in zip(SOURCES, told, strict=True):
         for name, value in known.items():
             if name not in facts or (facts[name] == _UNDECIDED and value != _UNDECIDED):

@@ -81,17 +81,14 @@ async def run(config: Config, seconds: float, progress: Callable[[str], None]) -
     pipeline = Pipeline(
         shrunk(config.analysis, seconds), target.facts, config.poll.interval, config.engine.args
     )
-    prober = Prober.of(target, config.poll)
+    prober = Prober.for_target(target, config.poll)
 
     def note(outcome: PollOutcome) -> None:
         last[:] = [outcome.reading]
-        if outcome.reading.up:
-            prober.seen(pipeline.restarts)
-        pipeline.probed = prober.probed
         progress(f"{time.monotonic() - start:5.1f}s of {seconds:g}s  {headline(outcome.reading)}")
 
     client = MetricsClient(target, config.poll)
-    watcher = Watcher(client, pipeline, Pace(config.poll.interval), note)
+    watcher = Watcher(client, pipeline, Pace(config.poll.interval), note, prober=prober)
     tasks = [asyncio.create_task(watcher.run()), asyncio.create_task(prober.run())]
     await asyncio.wait(tasks, timeout=seconds)
     for task in tasks:

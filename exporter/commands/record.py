@@ -92,7 +92,7 @@ async def run(
     target = config.targets[0]
     client = MetricsClient(target, config.poll)
     try:
-        told = await _unless(stopped, prober.ask(client)) or {}
+        told = await _unless(stopped, prober.header_of(client)) or {}
         header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), told)
         with contextlib.closing(Writer(path, header, force=force)) as writer:
             recorder = _Recorder(writer, progress, secrets.token_bytes(8) if anonymised else None)

@@ -9,7 +9,7 @@ from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.analysis.words import WORDS
 from exporter.config import Config, parse_facts
 from exporter.publish.status import engine_names, poll_object
-from exporter.vllm import prober
+from exporter.vllm.answers import from_header
 from exporter.vllm.recording import Header, read
 
 __all__ = ["as_json", "as_text", "feeds", "readings"]
@@ -47,13 +47,13 @@ def feeds(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pi
     pipeline = Pipeline(
         config.analysis, {**config.targets[0].facts, **told}, header.interval, config.engine.args
     )
-    pipeline.probed = prober.from_header(header.probes)
+    answers = from_header(header.probes)
     origin: float | None = None
     for poll in items:
         assert not isinstance(poll, Header)  # noqa: S101 (only the first item is one)
         origin = poll.t if origin is None else origin
         t = poll.t - origin
-        yield t, pipeline.feed(t, poll.body, poll.error), pipeline
+        yield t, pipeline.feed(t, poll.body, poll.error, answers), pipeline
 
 
 def as_json(t: float, reading: TargetReading) -> str:

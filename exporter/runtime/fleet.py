@@ -17,7 +17,7 @@ from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig, Config, PollConfig
 from exporter.net.urls import shown_url
 from exporter.publish.alerts.push import Notifier, OfTarget
-from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, ReadingCollector
 from exporter.publish.page.timeline import Timeline
 from exporter.runtime.discovery import Labels, Source, Target, sources
@@ -71,7 +71,7 @@ class Watched:
         collector: shows its reading.
     """
 
-    def __init__(self, target: Target, config: Config, own: OwnMetrics, clocks: Clocks) -> None:
+    def __init__(self, target: Target, config: Config, own: ExporterMetrics, clocks: Clocks) -> None:
         """Put the parts together, without opening anything."""
         self.target = target
         self.url = shown_url(target.config.url)
@@ -83,8 +83,10 @@ class Watched:
         self._own = own
         self._clocks = clocks
         self._client = MetricsClient(target.config, config.poll)
-        self._prober = Prober.of(target.config, config.poll, "" if config.is_single else target.name)
-        self._watcher = Watcher(self._client, self.pipeline, Pace(config.poll.interval), self._note)
+        self._prober = Prober.for_target(target.config, config.poll, "" if config.is_single else target.name)
+        self._watcher = Watcher(
+            self._client, self.pipeline, Pace(config.poll.interval), self._note, prober=self._prober
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._alerts: OfTarget | None = None
         self.collector = self._collector(())
@@ -134,13 +136,20 @@ class Watched:
     def _note(self, outcome: PollOutcome) -> None:
         self.reading = outcome.reading
         self.timeline.add(outcome.reading)
-        self.counts.poll(outcome)
-        self._own.poll(outcome)
-        if outcome.reading.up:
-            self._prober.seen(self.pipeline.restarts)
-        self.pipeline.probed = self._prober.probed
+        self._count(outcome)
         if self._alerts is not None:
             self._alerts.note(outcome.reading)
+
+    def _count(self, outcome: PollOutcome) -> None:
+        answer, reading = outcome.answer, outcome.reading
+        self.counts.poll(
+            answer.seconds,
+            None if answer.body is None else len(answer.body),
+            reading.error,
+            interval=outcome.interval,
+            skipped=outcome.skipped,
+            unreadable=reading.unreadable,
+        )
 
 
 class Fleet:
@@ -153,7 +162,7 @@ class Fleet:
     def __init__(
         self,
         config: Config,
-        own: OwnMetrics,
+        own: ExporterMetrics,
         notifier: Notifier,
         clocks: Clocks,
         find: Callable[[Config], Sequence[Source]] = lambda config: sources(config, RESERVED),

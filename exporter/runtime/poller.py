@@ -16,7 +16,9 @@ from typing import Final, Protocol
 
 from exporter.analysis.median import median
 from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.vllm.answers import NO_ANSWERS
 from exporter.vllm.client import Answer
+from exporter.vllm.prober import Prober
 
 __all__ = ["Among", "Gate", "Pace", "PollOutcome", "Watcher", "phase"]
 
@@ -171,6 +173,8 @@ class Watcher:
         on_outcome: Callable[[PollOutcome], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        prober: Prober | None = None,
     ) -> None:
         """Take everything that touches the world as a parameter.
 
@@ -181,6 +185,7 @@ class Watcher:
             on_outcome: gets every poll; must not block.
             clock: monotonic seconds.
             sleep: waits for some seconds.
+            prober: asks for the server's configuration; runs in a task of its own.
         """
         self._client = client
         self._pipeline = pipeline
@@ -188,6 +193,7 @@ class Watcher:
         self._on_outcome = on_outcome
         self._clock = clock
         self._sleep = sleep
+        self._prober = prober
         self.among: Among | None = None
         self._state: str | None = None
         self._faulty = False
@@ -229,7 +235,10 @@ class Watcher:
     def _take(self, now: float, answer: Answer) -> None:
         """Pass an answer on. A fault of ours in doing so costs this one poll, and is logged once."""
         try:
-            reading = self._pipeline.feed(now, answer.body, answer.error)
+            answers = NO_ANSWERS if self._prober is None else self._prober.answers
+            reading = self._pipeline.feed(now, answer.body, answer.error, answers)
+            if reading.up and self._prober is not None:
+                self._prober.note_good_poll(self._pipeline.restarts)
             self._note_state(reading, answer)
             self._note_left_out(reading)
             skipped, self._pace.skipped = self._pace.skipped, 0

@@ -20,7 +20,7 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.config import Config, ConfigError
 from exporter.publish.alerts.push import Notifier
 from exporter.publish.metrics.scrape import Scrape, Tables
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page, own_lines
@@ -60,7 +60,7 @@ class Sidecar:
         self._load = load
         self._reloading = asyncio.Lock()
         self._reload: asyncio.Task[tuple[str, ...]] | None = None
-        self._own = OwnMetrics(apart=True)
+        self._own = ExporterMetrics()
         self._own.reloaded(time.time())
         self._notifier = self._new_notifier(config)
         self._fleet = Fleet(config, self._own, self._notifier, _CLOCKS)
@@ -235,7 +235,12 @@ class Sidecar:
             )
             for one in self._fleet
         )
-        return View(now, wall, targets, own_lines(self._own, self._process.collect(), wall))
+        return View(
+            now,
+            wall,
+            targets,
+            own_lines(PollCounts.total(one.counts for one in self._fleet), self._process.collect(), wall),
+        )
 
     def _tables(self) -> Tables:
         watched = list(self._fleet)

@@ -303,3 +303,10 @@ def test_no_key_of_an_argument_line_is_kept(key):
         f"""'{{"num_speculative_tokens": "sk-{key}", "key": "sk-{key}"}}' -sc sk-{key} --role {key}"""
     )
     assert parse_arguments(line) == {"watermark": 0.1}
+
+
+def test_the_version_has_a_source():
+    """As every other fact: the server's own answer, unless the operator says otherwise."""
+    answered = merge(version={"vllm_version": "0.26.0"})
+    assert answered.facts["vllm_version"] == "0.26.0"
+    assert answered.source["vllm_version"] == "version"

@@ -10,9 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 from support import real_recordings
+from support.metrics_text import text_of
 
 from exporter.analysis.pipeline import MAX_REMEMBERED, Pipeline
 from exporter.config import AnalysisConfig, ConfigError, describe, load
@@ -194,7 +193,6 @@ class PipelineTarget(Target):
         self._polls = 0
         self._counted: dict[tuple[str, str, str], float] = {}
         self._pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
-        self._registry = CollectorRegistry(auto_describe=False)
         self._failed: list[str] = []
 
     def __call__(self, body: bytes) -> None:
@@ -211,11 +209,7 @@ class PipelineTarget(Target):
                 assert counted < math.inf
                 self._counted[key] = counted
         if self._polls % 50 == 0:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(
-                ReadingCollector(lambda: reading, lambda: self._t, lambda: 1.7e9, self._failed.append)
-            )
-            generate_latest(registry)
+            text_of(ReadingCollector(lambda: reading, lambda: self._t, lambda: 1.7e9, self._failed.append))
             assert not self._failed, f"metrics that failed: {self._failed}"
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 import pytest
 import trustme
-from prometheus_client import CollectorRegistry
+from support.metrics_text import scrape_of
 
 from exporter.publish.web import connections
 from exporter.publish.web.app import WebServer, make_app
@@ -60,7 +60,7 @@ async def serving(most=connections.MOST_CONNECTIONS, answer=None, tls=None):
     async def big(_request):
         return aiohttp.web.Response(body=bytes(20 << 20))
 
-    app = make_app(CollectorRegistry(), dict)
+    app = make_app(scrape_of(), dict)
     app.router.add_get("/big", answer or big)
     server = WebServer(app, "127.0.0.1", 0, str(tls.config) if tls else None)
     server._connections._most = most

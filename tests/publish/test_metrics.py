@@ -7,12 +7,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from support import bodies, real_recordings
+from support.metrics_text import text_of
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.signals import Signals
@@ -25,10 +23,9 @@ from exporter.publish.metrics.table import (
     SERIES_PER_ENGINE,
     ReadingCollector,
 )
-from exporter.runtime.poller import PollOutcome
-from exporter.vllm.client import Answer
 from exporter.vllm.series import bounded
 
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 WALL = 1_700_000_000.0
 ROWS = (*METRICS, *EXPORTER_METRICS)
 BODY = bodies.body(
@@ -62,14 +59,6 @@ def collector(reading, now=None, failures=None) -> ReadingCollector:
 def scrape(reading, now=None) -> str:
     """The metrics text of a reading."""
     return text_of(collector(reading, now))
-
-
-def text_of(*collectors) -> str:
-    """The metrics text of collectors."""
-    registry = CollectorRegistry(auto_describe=False)
-    for one in collectors:
-        registry.register(one)
-    return generate_latest(registry).decode()
 
 
 def series(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -165,9 +154,7 @@ def test_a_cache_that_fills_evenly_says_when_it_is_full():
 
 def test_nothing_is_shown_of_the_target_before_the_first_poll_has_ended():
     """Not even `up`: nothing is known, and 0 would fire alerts at each start."""
-    assert generate_latest(CollectorRegistry()).decode() == text_of(
-        ReadingCollector(lambda: None, lambda: 0.0, lambda: 0.0)
-    )
+    assert text_of(ReadingCollector(lambda: None, lambda: 0.0, lambda: 0.0)) == ""
 
 
 def test_values_are_those_of_the_reading():
@@ -200,13 +187,10 @@ def test_the_polled_histogram_counts_every_good_poll():
     assert total == pytest.approx(2.96)
 
 
-def test_families_are_new_at_every_scrape():
-    """One that was kept would collect samples of engines that are gone."""
+def test_two_scrapes_of_one_reading_are_equal():
+    """Nothing of the first stays in the second."""
     one = collector(fed(BODY))
-    first, second = list(one.collect()), list(one.collect())
-    assert [family.name for family in first] == [family.name for family in second]
-    assert not {id(family) for family in first} & {id(family) for family in second}
-    assert [family.samples for family in first] == [family.samples for family in second]
+    assert text_of(one) == text_of(one)
 
 
 def test_an_engine_that_is_unknown_in_part_shows_what_is_known():
@@ -326,11 +310,11 @@ def test_no_engine_has_more_series_than_promised(name):
     """At no poll of any recording."""
     for reading in real_recordings.replayed(name):
         per_engine: dict[tuple[str, str], int] = {}
-        for family in collector(reading).collect():
-            for sample in family.samples:
-                if "engine" in sample.labels:
-                    key = (sample.labels["model_name"], sample.labels["engine"])
-                    per_engine[key] = per_engine.get(key, 0) + 1
+        for _, pairs in series(scrape(reading)):
+            labels = dict(pairs)
+            if "engine" in labels:
+                key = (labels["model_name"], labels["engine"])
+                per_engine[key] = per_engine.get(key, 0) + 1
         assert max(per_engine.values(), default=0) <= SERIES_PER_ENGINE
 
 
@@ -348,10 +332,8 @@ def test_no_version_of_vllm_has_more_series_than_promised(path):
 def test_there_are_no_timestamps_and_no_created_series():
     """Of neither format."""
     reading = real_recordings.replayed(real_recordings.EXHAUSTION)[100]
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector(reading))
-    registry.register(self_metrics.OwnMetrics())
-    for text in (generate_latest(registry).decode(), openmetrics.generate_latest(registry).decode()):
+    collectors = collector(reading), self_metrics.ExporterMetrics()
+    for text in (text_of(*collectors), text_of(*collectors, accept=OPENMETRICS)):
         assert "_created" not in text
         for line in text.splitlines():
             assert line.startswith("#") or len(re.sub(r"\{.*\}", "", line).split(" ")) == 2
@@ -360,14 +342,12 @@ def test_there_are_no_timestamps_and_no_created_series():
 def test_both_formats_say_the_same():
     """Sample for sample, as prometheus-client's own parsers read them."""
     reading = real_recordings.replayed(real_recordings.TWO_ENGINES)[20]
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector(reading))
     said = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in read_openmetrics(openmetrics.generate_latest(registry).decode())
+        for family in read_openmetrics(text_of(collector(reading), accept=OPENMETRICS))
         for sample in family.samples
     }
-    assert said == series(generate_latest(registry).decode())
+    assert said == series(scrape(reading))
 
 
 HOSTILE = ['a"} 1\nvllm_pressure_up 7', "back\\slash", "a\\nb", "ключ-模型", "{}", "#", " ", "x" * 3000]
@@ -393,20 +373,12 @@ def test_a_label_value_that_is_not_utf_8_does_not_break_a_scrape():
 # About itself
 
 
-def outcome(reading, *, body=b"x" * 1000, error=None, seconds=0.02, interval=1.0, skipped=0) -> PollOutcome:
-    """One poll as the loop tells it."""
-    return PollOutcome(
-        Answer(body if error is None else None, error, "", seconds), reading, interval, skipped
-    )
-
-
 def test_the_exporter_counts_its_polls():
     """By reason where they failed, and how long they took where they did not."""
-    one = self_metrics.OwnMetrics()
-    good, bad = fed(BODY), fed("timeout")
-    one.poll(outcome(good, seconds=0.02))
-    one.poll(outcome(good, seconds=0.3, skipped=2, interval=5.0))
-    one.poll(outcome(bad, error="timeout", seconds=3.0, interval=5.0))
+    one = self_metrics.PollCounts()
+    one.poll(0.02, 1000, None, interval=1.0)
+    one.poll(0.3, 1000, None, skipped=2, interval=5.0)
+    one.poll(3.0, None, "timeout", interval=5.0)
     shown = {
         name.removeprefix(PREFIX): value
         for (name, labels), value in series(text_of(one)).items()
@@ -423,8 +395,8 @@ def test_the_exporter_counts_its_polls():
 
 def test_a_page_in_place_of_metrics_is_an_error_with_a_reason():
     """It was answered, so it has a duration too."""
-    one = self_metrics.OwnMetrics()
-    one.poll(outcome(fed(b"<html></html>")))
+    one = self_metrics.PollCounts()
+    one.poll(0.02, 13, fed(b"<html></html>").error, interval=1.0)
     shown = series(text_of(one))
     assert shown[PREFIX + "exporter_poll_errors_total", (("reason", "unreadable_body"),)] == 1
     assert shown[PREFIX + "exporter_poll_duration_seconds_count", ()] == 1
@@ -432,14 +404,14 @@ def test_a_page_in_place_of_metrics_is_an_error_with_a_reason():
 
 def test_what_was_never_measured_is_absent():
     """Before the first poll there is no interval and no size; counters begin at 0."""
-    shown = names(text_of(self_metrics.OwnMetrics()))
+    shown = names(text_of(self_metrics.PollCounts()))
     assert "exporter_polls_total" in shown
     assert not {"exporter_poll_interval_seconds", "exporter_body_bytes"} & shown
 
 
 def test_a_reload_that_failed_keeps_the_time_of_the_last_good_one():
     """Two gauges, as Prometheus has them; neither before the configuration was read at all."""
-    one = self_metrics.OwnMetrics()
+    one = self_metrics.ExporterMetrics()
     assert not {name for name in names(text_of(one)) if "reload" in name}
     one.reloaded(WALL)
     one.reloaded(None)
@@ -450,9 +422,8 @@ def test_a_reload_that_failed_keeps_the_time_of_the_last_good_one():
 
 def test_polls_are_counted_by_target_where_there_are_several():
     """What is of the exporter as a whole stays without a target."""
-    whole, one = self_metrics.OwnMetrics(apart=True), self_metrics.PollCounts([("target", "h:1")])
-    one.poll(outcome(fed(BODY)))
-    whole.poll(outcome(fed(BODY)))
+    whole, one = self_metrics.ExporterMetrics(), self_metrics.PollCounts([("target", "h:1")])
+    one.poll(0.02, 1000, None, interval=1.0)
     shown = series(text_of(whole, one))
     assert shown[PREFIX + "exporter_polls_total", (("target", "h:1"),)] == 1
     assert (PREFIX + "exporter_polls_total", ()) not in shown
@@ -461,15 +432,15 @@ def test_polls_are_counted_by_target_where_there_are_several():
 
 def test_every_row_about_the_exporter_is_shown():
     """Name, type and help as in the table."""
-    one = self_metrics.OwnMetrics()
-    one.poll(outcome(fed(BODY)))
-    one.poll(outcome(fed("timeout"), error="timeout"))
+    one, polls = self_metrics.ExporterMetrics(), self_metrics.PollCounts()
+    polls.poll(0.02, 1000, None, interval=1.0)
+    polls.poll(0.02, None, "timeout", interval=1.0)
     one.collect_error("up")
     one.notified("sent", 1)
     one.reloaded(WALL)
     one.targets, one.discovery_failures = {"dns": 3}, {"dns": 0}
     rows = {PREFIX + row.name: row for row in EXPORTER_METRICS}
-    shown = {family.name.removesuffix("_info"): family for family in read_text(text_of(one))}
+    shown = {family.name.removesuffix("_info"): family for family in read_text(text_of(one, polls))}
     assert shown.keys() == rows.keys()
     for name, family in shown.items():
         assert family.documentation == rows[name].help
@@ -500,6 +471,6 @@ def test_the_whole_text_is_as_it_was(name, golden, monkeypatch):
     monkeypatch.setattr(self_metrics, "__version__", "0.0.0")
     monkeypatch.setattr(self_metrics, "platform", SimpleNamespace(python_version=lambda: "3.0.0"))
     reading = GOLDEN[name]()
-    about = self_metrics.OwnMetrics()
-    about.poll(outcome(reading, error=reading.error))
-    golden(name, text_of(collector(reading), about))
+    about, polls = self_metrics.ExporterMetrics(), self_metrics.PollCounts()
+    polls.poll(0.02, 1000 if reading.error is None else None, reading.error, interval=1.0)
+    golden(name, text_of(collector(reading), about, polls))

@@ -18,7 +18,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.fixes import Advice, Advised
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.server_facts import Limits
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page import renderer as published
 from exporter.publish.page.markup import IN_FULL, TargetView, View
 from exporter.publish.page.renderer import Page, assets, own_lines
@@ -633,12 +633,12 @@ def test_made_up_names_of_engines_do_not_fill_the_cache():
 
 def test_the_page_survives_an_exporter_that_cannot_tell_its_own_cost():
     """Not every system counts it; nothing is made up then."""
-    assert own_lines(OwnMetrics(), (), 1000.0) == {"Polls": "0, 0 failed, 0 left out"}
+    assert own_lines(PollCounts(), (), 1000.0) == {"Polls": "0, 0 failed, 0 left out"}
 
 
 def test_the_exporters_own_cost_is_told():
     """Polls, time, memory and processor."""
-    own = OwnMetrics()
+    own = PollCounts()
     own.polls, own.errors["timeout"], own.duration_sum, own.durations[0] = 100, 3, 0.97, 97
     own.body_bytes, own.interval, own.unreadable = 48_000.0, 1.0, 2
     process = (

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from support import bodies
+from support.metrics_text import scrape_of
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import Config, Secret, TargetConfig, WebConfig
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page, assets
@@ -46,12 +46,12 @@ def reading(*given: bytes | str):
 
 
 @asynccontextmanager
-async def serving(*given: bytes | str, registry=None):
+async def serving(*given: bytes | str, shown=None):
     """A client of a server that shows what is known after some polls."""
     known = reading(*given)
-    registry = registry or CollectorRegistry(auto_describe=False)
-    registry.register(OwnMetrics())
-    registry.register(ReadingCollector(lambda: known, lambda: float(len(given)), lambda: 1.7e9))
+    if shown is None:
+        shown = ReadingCollector(lambda: known, lambda: float(len(given)), lambda: 1.7e9)
+    scrape = scrape_of(shown, ExporterMetrics(), PollCounts())
 
     def status():
         return {"version": "0.0.0", "targets": [status_object(URL, known, float(len(given)))]}
@@ -59,7 +59,7 @@ async def serving(*given: bytes | str, registry=None):
     def view():
         return View(float(len(given)), 1.7e9, (TargetView(URL, known, Timeline()),), {})
 
-    app = make_app(registry, status, Page(view, time.monotonic))
+    app = make_app(scrape, status, Page(view, time.monotonic))
     server = WebServer(app, "127.0.0.1", 0)
     base = await server.start()
     try:
@@ -69,12 +69,12 @@ async def serving(*given: bytes | str, registry=None):
         await server.stop()
 
 
-def get(path: str, *given: bytes | str, headers=PLAIN, method="GET", registry=None):
+def get(path: str, *given: bytes | str, headers=PLAIN, method="GET", shown=None):
     """Status, headers and text of one answer."""
 
     async def scenario():
         async with (
-            serving(*given, registry=registry) as client,
+            serving(*given, shown=shown) as client,
             client.request(method, path, headers=headers) as answer,
         ):
             return SimpleNamespace(status=answer.status, headers=answer.headers, body=await answer.read())
@@ -184,11 +184,10 @@ def test_a_metric_that_fails_does_not_fail_the_scrape():
     known = reading(BODY)
     (key,) = known.engines
     broken = dataclasses.replace(known, engines={key: dataclasses.replace(known.engines[key], kv_polls=())})
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReadingCollector(lambda: broken, lambda: 0.0, lambda: 0.0))
+    shown = ReadingCollector(lambda: broken, lambda: 0.0, lambda: 0.0)
     logging.getLogger("exporter.publish.metrics.table").setLevel(logging.CRITICAL)
     try:
-        answer = get("/metrics", registry=registry)
+        answer = get("/metrics", shown=shown)
     finally:
         logging.getLogger("exporter.publish.metrics.table").setLevel(logging.NOTSET)
     assert answer.status == 200
@@ -301,7 +300,7 @@ def started(host: str, *asked: str) -> tuple[str, list[bool]]:
     """The base URL of a server on any port, and which addresses reach it."""
 
     async def scenario():
-        server = WebServer(make_app(CollectorRegistry(), dict), host, 0)
+        server = WebServer(make_app(scrape_of(), dict), host, 0)
         base = await server.start()
         try:
             return base, await reached(base, *asked)
@@ -360,7 +359,7 @@ def test_a_port_that_is_taken_is_a_clear_error(host):
     """With the address, and without falling back to another family."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = WebServer(make_app(CollectorRegistry(), dict), host, port)
+        server = WebServer(make_app(scrape_of(), dict), host, port)
         with pytest.raises(OSError, match="cannot listen on") as caught:
             asyncio.run(server.start())
     where = f"[::]:{port}" if host == "::" else f"{host}:{port}"
@@ -370,7 +369,7 @@ def test_a_port_that_is_taken_is_a_clear_error(host):
 
 def test_a_name_that_does_not_exist_is_a_clear_error():
     """With the name."""
-    server = WebServer(make_app(CollectorRegistry(), dict), "nowhere.invalid", 21900)
+    server = WebServer(make_app(scrape_of(), dict), "nowhere.invalid", 21900)
     with pytest.raises(OSError, match=r"cannot listen on nowhere\.invalid:21900: "):
         asyncio.run(server.start())
 
@@ -490,7 +489,7 @@ def test_a_fault_of_our_own_is_logged(caplog):
     """With its trace: it is no request's fault."""
 
     async def scenario():
-        app = make_app(CollectorRegistry(), lambda: 1 / 0)
+        app = make_app(scrape_of(), lambda: 1 / 0)
         server = WebServer(app, "127.0.0.1", 0)
         base = await server.start()
         try:

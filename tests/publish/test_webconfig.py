@@ -17,7 +17,7 @@ import aiohttp
 import bcrypt
 import pytest
 import trustme
-from prometheus_client import CollectorRegistry
+from support.metrics_text import scrape_of
 from support.process import ANYWHERE, FAST, Command, Upstream, until
 
 from exporter.config.options import ConfigError
@@ -202,7 +202,7 @@ def pki(tmp_path):
 async def serving(folder, text):
     """A server with a web configuration that is looked at often; its base URL."""
     (folder / "web.yml").write_text(text)
-    server = WebServer(make_app(CollectorRegistry(), dict), "127.0.0.1", 0, str(folder / "web.yml"))
+    server = WebServer(make_app(scrape_of(), dict), "127.0.0.1", 0, str(folder / "web.yml"))
     server._guard.seconds = 0.02
     try:
         yield server, await server.start()

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.registry import Collector
 from support import bodies, real_recordings
@@ -29,12 +30,11 @@ from exporter.config import (
     WebConfig,
 )
 from exporter.publish.metrics.scrape import Scrape
-from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, PREFIX, ReadingCollector
 from exporter.runtime.fleet import RESERVED
-from exporter.runtime.poller import Gate, Pace, PollOutcome, phase
+from exporter.runtime.poller import Gate, Pace, phase
 from exporter.runtime.sidecar import Sidecar
-from exporter.vllm.client import Answer
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 FAST = PollConfig(interval=0.1, timeout=1.0)
@@ -155,6 +155,20 @@ def test_the_labels_that_are_reserved_are_those_of_the_tables():
 # The text
 
 
+def families(collector):
+    """The samples of a collector as prometheus-client's families."""
+    if not collector.begin():
+        return
+    for row in collector.rows:
+        samples = collector.samples(row)
+        if samples is not None:
+            family = Metric(PREFIX + row.name, row.help, row.type)
+            for ending, labels, name, value, number in samples:
+                every = dict(labels.pairs) | ({name: value} if name else {})
+                family.add_sample(PREFIX + row.name + ending, every, number)
+            yield family
+
+
 class Merged(Collector):
     """The families of several collectors, those of one name made one, as a reference writes them."""
 
@@ -166,7 +180,7 @@ class Merged(Collector):
         for rows, collectors in self.tables:
             merged = {}
             for one in collectors:
-                for family in one.collect():
+                for family in families(one):
                     kept = merged.setdefault(family.name, family)
                     if kept is not family:
                         kept.samples += family.samples
@@ -197,9 +211,9 @@ def tables():
         )
         counts.append(PollCounts(labels))
         if reading is not None:
-            body = b"x" * 1_234_567 if reading.up else None
-            counts[-1].poll(PollOutcome(Answer(body, reading.error, "", 0.3), reading, 1.0, 3))
-    own = OwnMetrics(apart=True)
+            size = 1_234_567 if reading.up else None
+            counts[-1].poll(0.3, size, reading.error, interval=1.0, skipped=3)
+    own = ExporterMetrics()
     own.reloaded(1.7e9)
     own.collect_error("up")
     own.targets, own.discovery_failures = {"dns": 2}, {"dns": 1}

@@ -314,9 +314,9 @@ def test_answers_that_take_long_to_read_are_asked_for_less_often_and_logged(line
     pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
     left = iter(reads)
 
-    def feed(t, body, error):
+    def feed(t, body, error, answers):
         world.now += next(left)
-        return pipeline.feed(t, body, error)
+        return pipeline.feed(t, body, error, answers)
 
     world.watch(SimpleNamespace(feed=feed, paced=pipeline.paced))
     assert ("WARNING", "answers take long to read, polling less often interval=5s") in lines()
@@ -351,10 +351,10 @@ def test_a_fault_in_the_pipeline_costs_its_poll_only(lines):
     real = Pipeline(AnalysisConfig(), {}, 1.0)
     broken = [True]
 
-    def feed(t, body, error):
+    def feed(t, body, error, answers):
         if broken[0]:
             raise KeyError("a bug")
-        return real.feed(t, body, error)
+        return real.feed(t, body, error, answers)
 
     def mended():
         broken[0] = False

@@ -17,7 +17,7 @@ from support.process import ANYWHERE, FAST, PATIENCE, Command, Upstream, until
 from exporter.config import AnalysisConfig, Config, ConfigError, DnsTargetsConfig, PollConfig, WebConfig
 from exporter.config import TargetConfig as Target
 from exporter.publish.alerts.push import Notifier
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import ExporterMetrics
 from exporter.runtime.discovery import DnsSource, StaticSource
 from exporter.runtime.fleet import Clocks, Fleet
 from exporter.runtime.sidecar import RELOAD, Sidecar
@@ -269,7 +269,7 @@ def test_a_reload_while_a_name_server_is_slow_ends_no_target():
             yield DnsSource(one, frozenset(), resolve)
 
     async def scenario():
-        own = OwnMetrics()
+        own = ExporterMetrics()
         given = config("http://127.0.0.1:9/metrics", targets_dns=(entry,))
         notifier = Notifier(given.alertmanager, own.notified, lambda: 0.0)
         clocks = Clocks(asyncio.get_running_loop().time, lambda: 0.0)
@@ -309,7 +309,7 @@ def test_a_fault_in_looking_does_not_end_it(caplog):
                 raise RuntimeError("made up")
 
     async def scenario():
-        own = OwnMetrics()
+        own = ExporterMetrics()
         given = config("http://127.0.0.1:9/metrics", "http://127.0.0.1:7/metrics")
         notifier = Notifier(given.alertmanager, own.notified, lambda: 0.0)
         source = Faulty(given.targets, frozenset())

@@ -52,7 +52,11 @@ def states(command) -> list[str]:
 
 def words(command) -> list[str]:
     """The first word of each line of a log; but for what a starved machine and the server's answers add."""
-    lines = [line for line in command.err.splitlines() if not re.search(r'msg="(server answers|asked)', line)]
+    lines = [
+        line
+        for line in command.err.splitlines()
+        if not re.search(r'msg="server (answers|configuration)', line)
+    ]
     return [re.search(r'msg="?(\w+)', line)[1] for line in lines]
 
 

@@ -10,7 +10,7 @@ from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
 from exporter.standin.scenarios import SCENARIOS, Act, Scenario, arrivals_of, lives
 from exporter.standin.server import Play
-from exporter.vllm.prober import Probed
+from exporter.vllm.answers import NO_ANSWERS, ServerAnswers
 
 WATCHED = 240.0
 
@@ -20,12 +20,13 @@ def watched(name, seed=1, version="0.32.0"):
     """The readings of a scenario, polled each second from its beginning; the server tells its settings."""
     play = Play(SCENARIOS[name], version, "simulated-8b", seed, 1e9)
     pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
-    readings, seconds = [], 0.0
+    readings, seconds, answers = [], 0.0, NO_ANSWERS
     while seconds < WATCHED:
         body = play.body(seconds)
         if body is not None:
-            pipeline.probed = Probed(server_info=play.facts())
-        readings.append(pipeline.feed(seconds, body, None if body is not None else "connection_refused"))
+            answers = ServerAnswers(server_info=play.facts())
+        error = None if body is not None else "connection_refused"
+        readings.append(pipeline.feed(seconds, body, error, answers))
         seconds += 1.0
     return readings
 

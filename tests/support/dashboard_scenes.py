@@ -21,18 +21,15 @@ TESTS = Path(__file__).parent.parent
 if str(TESTS) not in sys.path:  # as a script; under pytest the tests' conftest has seen to it
     sys.path.insert(0, str(TESTS))
 
-from prometheus_client import CollectorRegistry, disable_created_metrics  # noqa: E402
-from prometheus_client.exposition import generate_latest  # noqa: E402
-from prometheus_client.registry import Collector  # noqa: E402
+from prometheus_client import disable_created_metrics  # noqa: E402
 
 from exporter.analysis.pipeline import Pipeline, TargetReading  # noqa: E402
 from exporter.commands.demo import Loop  # noqa: E402
 from exporter.config import AnalysisConfig  # noqa: E402
-from exporter.publish.metrics.self_metrics import OwnMetrics, PollCounts  # noqa: E402
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts  # noqa: E402
 from exporter.publish.metrics.table import ReadingCollector  # noqa: E402
-from exporter.runtime.poller import PollOutcome  # noqa: E402
-from exporter.vllm.client import Answer  # noqa: E402
 from support import real_recordings  # noqa: E402
+from support.metrics_text import text_of  # noqa: E402
 from support.scenes import Stage  # noqa: E402
 
 SECONDS = 1800
@@ -349,16 +346,16 @@ def _scrapes(server: Server, number: int, begin: float) -> Iterator[str]:
     model = server.labels.get("model_name")
     exporter = {**place, "job": "pressure", "instance": f"{host}:21900"}
     vllm = {**place, "job": "vllm", "instance": f"{host}:8000"}
-    own = OwnMetrics()
+    own, count = ExporterMetrics(), PollCounts()
     own.reloaded(begin)
     for second, (body, reading) in enumerate(zip(server.bodies, server.readings, strict=True)):
-        own.poll(_outcome(body, reading, second))
+        _poll(count, body, reading, second)
         if number == 0 and second == NOTIFIED:
             own.notified("sent", 1)
         if second % SCRAPE:
             continue
         now = begin + second
-        text = _text(reading, own, now) + _process(second, number)
+        text = _text(reading, own, count, now) + _process(second, number)
         yield from _stamped(_modelled(text, model), exporter, now)
         if server.native and body is not None:
             yield from _stamped(_modelled(body.decode(), model), vllm, now)
@@ -366,7 +363,7 @@ def _scrapes(server: Server, number: int, begin: float) -> Iterator[str]:
 
 def _central_scrapes(central: Central, number: int, begin: float) -> Iterator[str]:
     place = {**central.labels, "job": "pressure", "instance": f"10.0.0.{number + 1}:21900"}
-    own = OwnMetrics(apart=True)
+    own = ExporterMetrics()
     own.reloaded(begin)
     own.targets = {"file": len(central.targets)}
     labels = [[("target", server.labels["target"])] for server in central.targets]
@@ -374,36 +371,34 @@ def _central_scrapes(central: Central, number: int, begin: float) -> Iterator[st
     for second in range(SECONDS):
         shown = [server.readings[second] for server in central.targets]
         for server, count, reading in zip(central.targets, counts, shown, strict=True):
-            count.poll(_outcome(server.bodies[second], reading, second))
+            _poll(count, server.bodies[second], reading, second)
         if second % SCRAPE:
             continue
         now = begin + second
-        yield from _stamped(_exposed(own), place, now)
+        yield from _stamped(text_of(own), place, now)
         for server, label, count, reading in zip(central.targets, labels, counts, shown, strict=True):
-            text = _exposed(
+            text = text_of(
                 ReadingCollector(lambda r=reading: r, lambda r=reading: r.t, lambda n=now: n, labels=label)
             )
-            yield from _stamped(
-                _modelled(text + _exposed(count), server.labels.get("model_name")), place, now
-            )
+            yield from _stamped(_modelled(text + text_of(count), server.labels.get("model_name")), place, now)
 
 
-def _outcome(body: bytes | None, reading: TargetReading, second: int) -> PollOutcome:
+def _poll(count: PollCounts, body: bytes | None, reading: TargetReading, second: int) -> None:
     seconds = 0.006 + 0.004 * (second % 7) + (0.12 if second % 97 == 0 else 0)
-    answer = (
-        Answer(None, reading.error, seconds=seconds) if body is None else Answer(body, None, seconds=seconds)
+    size = None if body is None else len(body)
+    count.poll(
+        seconds,
+        size,
+        reading.error,
+        interval=1.0,
+        skipped=int(second % 600 == 599),
+        unreadable=reading.unreadable,
     )
-    return PollOutcome(answer, reading, 1.0, int(second % 600 == 599))
 
 
-def _text(reading: TargetReading, own: OwnMetrics, now: float) -> str:
-    return _exposed(ReadingCollector(lambda: reading, lambda: reading.t, lambda: now)) + _exposed(own)
-
-
-def _exposed(collector: Collector) -> str:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return generate_latest(registry).decode()
+def _text(reading: TargetReading, own: ExporterMetrics, count: PollCounts, now: float) -> str:
+    shown = ReadingCollector(lambda: reading, lambda: reading.t, lambda: now)
+    return text_of(shown, own, count)
 
 
 def _process(second: int, number: int) -> str:

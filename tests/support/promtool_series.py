@@ -15,19 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
-
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.commands.demo import Loop
 from exporter.config import AnalysisConfig, parse_facts
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
-from exporter.runtime.poller import PollOutcome
-from exporter.vllm import prober
-from exporter.vllm.client import Answer
+from exporter.vllm.answers import from_header
 from exporter.vllm.names import NAMES
 from exporter.vllm.recording import Header, Poll, read
+from support.metrics_text import text_of
 
 TESTS = Path(__file__).parents[1]
 SCRAPE = 15
@@ -155,9 +151,9 @@ def readings(told: Story) -> Iterator[tuple[float, TargetReading]]:
     """The story through the real pipeline."""
     facts, _ = parse_facts(told.header.config, strict=False)
     pipeline = Pipeline(AnalysisConfig(), facts, told.header.interval)
-    pipeline.probed = prober.from_header(told.header.probes)
+    answers = from_header(told.header.probes)
     for poll in told.polls:
-        yield poll.t, pipeline.feed(poll.t, poll.body, poll.error)
+        yield poll.t, pipeline.feed(poll.t, poll.body, poll.error, answers)
 
 
 def never(_scrape: int) -> bool:
@@ -176,24 +172,23 @@ def scraped_sidecar(
         missed: says of a scrape, by its number, whether it failed.
     """
     now: list[TargetReading] = []
-    own = OwnMetrics()
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ReadingCollector(lambda: now[-1], lambda: now[-1].t, lambda: 1.7e9))
-    registry.register(own)
+    counts = PollCounts()
+    shown = ReadingCollector(lambda: now[-1], lambda: now[-1].t, lambda: 1.7e9)
+    collectors = shown, ExporterMetrics(), counts
     scrapes = Scrapes()
 
     def scrape() -> None:
         bad = missed(scrapes.count)
         scrapes.put(_series("up", "", target), "0" if bad else "1")
         if not bad:
-            scrapes.add(generate_latest(registry).decode(), target, lambda name: not name.endswith("_bucket"))
+            scrapes.add(text_of(*collectors), target, lambda name: not name.endswith("_bucket"))
         scrapes.end()
 
     for t, reading in readings(told):
         while now and scrapes.count * SCRAPE < t:
             scrape()
         now[:] = [reading]
-        own.poll(PollOutcome(Answer(b"", None), reading, 1.0, 0))
+        counts.poll(0.0, 0, reading.error, interval=1.0, unreadable=reading.unreadable)
     scrape()
     return scrapes
 

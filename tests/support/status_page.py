@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
-from prometheus_client import CollectorRegistry
-
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import Advice, Advised, Withheld
@@ -23,6 +21,7 @@ from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page
 from exporter.publish.page.timeline import Timeline
 from exporter.publish.web.app import WebServer, make_app
+from support.metrics_text import scrape_of
 
 URL = "http://vllm:8000/metrics"
 WALL = 1_750_000_000.0  # 15:06:40 UTC at the clock's zero
@@ -79,7 +78,7 @@ class Shown:
         self._shows = 0.0  # every show is far later than the one before: no answer is kept for longer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._server = WebServer(make_app(CollectorRegistry(), dict, self.page), "127.0.0.1", 0)
+        self._server = WebServer(make_app(scrape_of(), dict, self.page), "127.0.0.1", 0)
 
     def view(self) -> View:
         """The world as the page sees it."""

@@ -1,22 +1,17 @@
-"""Samples of exported metrics, in the two forms in which they are wanted: families, and text.
+"""Samples of exported metrics, and their text.
 
-A scrape of many targets is text made here, many times faster than prometheus-client makes it and byte for
-byte the same; families are for whoever goes through a registry. Both are made of the same samples.
+The text is byte for byte what prometheus-client would write, and made many times faster.
 """
 
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Final, Literal, TypeAlias
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 __all__ = ["PREFIX", "Labels", "MetricRow", "RowCollector", "Samples", "histogram"]
-
-T = TypeVar("T")
 
 PREFIX: Final = "vllm_pressure_"
 
@@ -119,7 +114,7 @@ def _number(value: float) -> str:
     return str(floatToGoString(value))  # type: ignore[no-untyped-call]
 
 
-class RowCollector(Collector):
+class RowCollector:
     """Makes the samples of a table of metrics; one that fails costs that metric only."""
 
     rows: ClassVar[tuple[MetricRow, ...]]
@@ -141,24 +136,16 @@ class RowCollector(Collector):
         """The samples of one metric at present, None where not even its help is to be shown."""
         raise NotImplementedError
 
-    def collect(self) -> Iterator[Metric]:
-        """Build all families anew."""
-        if self.begin():
-            for row in self.rows:
-                family = self._safely(row, _family)
-                if family is not None:
-                    yield family
-
     def texts(self) -> list[str | None]:
         """The lines of all samples by row of the table, without help and type."""
         if not self.begin():
             return [None] * len(self.rows)
-        return [self._safely(row, _lines) for row in self.rows]
+        return [self._safely(row) for row in self.rows]
 
-    def _safely(self, row: MetricRow, make: Callable[[MetricRow, Samples], T]) -> T | None:
+    def _safely(self, row: MetricRow) -> str | None:
         try:
             samples = self.samples(row)
-            made = None if samples is None else make(row, samples)
+            lines = None if samples is None else _lines(row, samples)
         except Exception:
             self._on_failure(row.name)
             if row.name not in self._failing:
@@ -166,17 +153,7 @@ class RowCollector(Collector):
                 log.exception("metric could not be built name=%s", row.name)
             return None
         self._failing.discard(row.name)
-        return made
-
-
-def _family(row: MetricRow, samples: Samples) -> Metric:
-    family = Metric(PREFIX + row.name, row.help, row.type)
-    for ending, labels, name, value, number in samples:
-        all_ = dict(labels.pairs)
-        if name:
-            all_[name] = value
-        family.add_sample(PREFIX + row.name + ending, all_, number)
-    return family
+        return lines
 
 
 def _lines(row: MetricRow, samples: Samples) -> str:

@@ -1,24 +1,25 @@
-"""What the exporter tells about itself: counted as things happen, shown by collectors of its own."""
+"""The exporter's own metrics: counted as things happen, shown by collectors of their own."""
 
 import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from operator import add
+from typing import Final, Self
 
 from exporter import __version__
 from exporter.publish.metrics.samples import Labels, MetricRow, RowCollector, Samples, histogram
 from exporter.publish.metrics.table import EXPORTER_METRICS
-from exporter.runtime.poller import PollOutcome
 
-__all__ = ["OwnMetrics", "PollCounts"]
+__all__ = ["ExporterMetrics", "PollCounts"]
 
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BOUNDS: Final = (*map(str, _DURATIONS), "+Inf")
+_UNLABELLED: Final = Labels()
 
 
 class PollCounts(RowCollector):
-    """Counts the polls of one target, or of all. All counts begin at zero."""
+    """Counts the polls of one target. All counts begin at zero."""
 
     rows = EXPORTER_METRICS
 
@@ -26,7 +27,7 @@ class PollCounts(RowCollector):
         """Begin.
 
         Args:
-            labels: what stands on every series, where several targets are to be told apart.
+            labels: on every series; they tell targets apart if there are several.
         """
         super().__init__()
         self.polls = 0
@@ -43,100 +44,131 @@ class PollCounts(RowCollector):
         """Show these labels from now on."""
         self.labels = Labels(labels)
 
-    def poll(self, outcome: PollOutcome) -> None:
-        """Count one poll."""
+    def poll(
+        self,
+        seconds: float,
+        size: int | None,
+        error: str | None,
+        *,
+        interval: float,
+        skipped: int = 0,
+        unreadable: int = 0,
+    ) -> None:
+        """Count one poll.
+
+        Args:
+            seconds: how long the server took.
+            size: bytes of the body, None if there is none.
+            error: why the poll failed, None if it did not.
+            interval: seconds between polls from now on.
+            skipped: starts of the schedule that passed while a poll was still under way.
+            unreadable: lines of the body that could not be read.
+        """
         self.polls += 1
-        self.skipped += outcome.skipped
-        self.interval = outcome.interval
-        self.unreadable += outcome.reading.unreadable
-        if outcome.reading.error is not None:
-            self.errors[outcome.reading.error] += 1
-        body = outcome.answer.body
-        if body is not None:
-            seconds = outcome.answer.seconds
-            self.body_bytes = len(body)
+        self.skipped += skipped
+        self.interval = interval
+        self.unreadable += unreadable
+        if error is not None:
+            self.errors[error] += 1
+        if size is not None:
+            self.body_bytes = size
             self.duration_sum += seconds
             self.durations[sum(1 for bound in _DURATIONS if seconds > bound)] += 1
+
+    @classmethod
+    def total(cls, counts: Iterable["PollCounts"]) -> Self:
+        """Add up the polls of several targets; interval and body size are the largest."""
+        total = cls()
+        for one in counts:
+            total.polls += one.polls
+            total.skipped += one.skipped
+            total.unreadable += one.unreadable
+            total.errors += one.errors
+            total.duration_sum += one.duration_sum
+            total.durations = list(map(add, total.durations, one.durations))
+            total.interval = _larger(total.interval, one.interval)
+            total.body_bytes = _larger(total.body_bytes, one.body_bytes)
+        return total
 
     def samples(self, row: MetricRow) -> Samples | None:
         """The samples of one metric about polls."""
         match row.name:
             case "exporter_polls":
-                return self._count(self.polls)
+                return [("_total", self.labels, "", "", self.polls)]
             case "exporter_polls_skipped":
-                return self._count(self.skipped)
+                return [("_total", self.labels, "", "", self.skipped)]
             case "exporter_unreadable_lines":
-                return self._count(self.unreadable)
+                return [("_total", self.labels, "", "", self.unreadable)]
             case "exporter_poll_errors":
                 return _counts(self.labels, "reason", self.errors)
             case "exporter_poll_duration_seconds":
                 return histogram(self.labels, _BOUNDS, self.durations, self.duration_sum)
             case "exporter_poll_interval_seconds":
-                return self._gauge(self.interval)
+                return _gauge(self.labels, self.interval)
             case "exporter_body_bytes":
-                return self._gauge(self.body_bytes)
+                return _gauge(self.labels, self.body_bytes)
         return None
 
-    def _count(self, value: float) -> Samples:
-        return [("_total", self.labels, "", "", value)]
 
-    def _gauge(self, value: float) -> Samples | None:
-        return None if math.isnan(value) else [("", self.labels, "", "", value)]
+class ExporterMetrics(RowCollector):
+    """Counts what happens in this process as a whole; the polls of each target are in its `PollCounts`."""
 
+    rows = EXPORTER_METRICS
 
-class OwnMetrics(PollCounts):
-    """Counts polls, and everything else that happens in this process.
-
-    Attributes:
-        apart: whether polls are shown by target, by a `PollCounts` of each, and not here.
-    """
-
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self) -> None:
         """Begin."""
         super().__init__()
-        self.apart = apart
         self.collect_errors: Counter[str] = Counter()
         self.notifications: Counter[str] = Counter()
         self.targets: Mapping[str, int] = {}
         self.left_out = 0
         self.discovery_failures: Mapping[str, int] = {}
-        self._reload_good = True
-        self._reloaded_at: float | None = None
+        self._reload_succeeded = 1.0
+        self._reloaded_at = math.nan
 
     def collect_error(self, metric: str) -> None:
         """Count a metric that could not be built."""
         self.collect_errors[metric] += 1
 
     def notified(self, outcome: str, alerts: int) -> None:
-        """Count alerts that were pushed to an Alertmanager, by what came of it."""
+        """Count alerts that were pushed to an Alertmanager, by outcome."""
         self.notifications[outcome] += alerts
 
     def reloaded(self, wall: float | None) -> None:
-        """Note that the configuration was read: when it could be used, None where it could not."""
-        self._reload_good = wall is not None
+        """Record a reload: the unix seconds at which it succeeded, None if it failed."""
+        self._reload_succeeded = float(wall is not None)
         self._reloaded_at = self._reloaded_at if wall is None else wall
 
     def samples(self, row: MetricRow) -> Samples | None:
-        """The samples of one metric."""
+        """The samples of one metric about the process."""
         match row.name:
             case "exporter_build":
-                build = self.labels.also(version=__version__, python=platform.python_version())
+                build = Labels((("version", __version__), ("python", platform.python_version())))
                 return [("_info", build, "", "", 1)]
             case "exporter_collect_errors":
-                return _counts(self.labels, "metric", self.collect_errors)
-            case "exporter_notifications":  # where nothing is ever pushed there is nothing to count
-                return _counts(self.labels, "outcome", self.notifications) or None
+                return _counts(_UNLABELLED, "metric", self.collect_errors)
+            case "exporter_notifications":  # absent if nothing is ever pushed
+                return _counts(_UNLABELLED, "outcome", self.notifications) or None
             case "exporter_targets":
-                return [("", self.labels, "source", name, n) for name, n in self.targets.items()] or None
+                return [("", _UNLABELLED, "source", name, n) for name, n in self.targets.items()] or None
             case "exporter_targets_left_out":
-                return self._gauge(self.left_out) if self.targets else None
+                return _gauge(_UNLABELLED, self.left_out) if self.targets else None
             case "exporter_discovery_failures":
-                return _counts(self.labels, "source", self.discovery_failures) or None
+                return _counts(_UNLABELLED, "source", self.discovery_failures) or None
             case "exporter_config_last_reload_successful":
-                return None if self._reloaded_at is None else self._gauge(float(self._reload_good))
+                return None if math.isnan(self._reloaded_at) else _gauge(_UNLABELLED, self._reload_succeeded)
             case "exporter_config_last_reload_success_timestamp_seconds":
-                return None if self._reloaded_at is None else self._gauge(self._reloaded_at)
-        return None if self.apart else super().samples(row)
+                return _gauge(_UNLABELLED, self._reloaded_at)
+        return None
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger of two numbers; a number that is unknown does not count."""
+    return max((number for number in (one, other) if not math.isnan(number)), default=math.nan)
+
+
+def _gauge(labels: Labels, value: float) -> Samples | None:
+    return None if math.isnan(value) else [("", labels, "", "", value)]
 
 
 def _counts(labels: Labels, label: str, values: Mapping[str, int]) -> Samples:

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from prometheus_client.metrics_core import Metric
 
 from exporter import __version__
-from exporter.publish.metrics.self_metrics import OwnMetrics
+from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page.fragments import clock_time, esc
 from exporter.publish.page.markup import TargetView, View, body, headline, shown_engines, shown_targets
 from exporter.publish.page.timeline import COLUMNS, SECONDS
@@ -183,11 +183,11 @@ def _file(name: str) -> bytes:
     return Path(__file__).parent.joinpath(name).read_bytes()
 
 
-def own_lines(own: OwnMetrics, process: Iterable[Metric], wall: float) -> Mapping[str, str]:
+def own_lines(own: PollCounts, process: Iterable[Metric], wall: float) -> Mapping[str, str]:
     """What the exporter costs, in words.
 
     Args:
-        own: its counts.
+        own: its polls of all targets together.
         process: what the operating system counts of it, as prometheus-client tells it; may be empty.
         wall: unix seconds now.
     """

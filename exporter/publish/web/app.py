@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CollectorRegistry
 
-from exporter.publish.metrics.scrape import Scrape, encoder
+from exporter.publish.metrics.scrape import Scrape
 from exporter.publish.page.renderer import ASSETS, Answer, Page, assets
 from exporter.publish.web.connections import Connections
 
@@ -46,27 +45,21 @@ _KEPT: Final = "public, max-age=31536000, immutable"
 
 
 def make_app(
-    registry: CollectorRegistry | Scrape,
+    scrape: Scrape,
     status: Callable[..., Mapping[str, Any] | Awaitable[bytes]],
     page: Page | None = None,
 ) -> web.Application:
     """The application.
 
     Args:
-        registry: what `/metrics` shows; collectors do no I/O, for they run on the event loop.
+        scrape: makes the text of `/metrics`.
         status: the state now, ready for JSON, or as JSON once it is made; of the target of a name where one
             is asked for.
         page: the status page; without it there is none.
     """
 
     async def metrics(request: web.Request) -> web.Response:
-        accept = request.headers.get("Accept", "")
-        if isinstance(registry, Scrape):
-            body, content_type = await registry.text(accept)
-        else:
-            encode, content_type = encoder(accept)
-            body = encode(registry)
-        return await _packed(request, body, content_type)
+        return await _packed(request, *await scrape.text(request.headers.get("Accept", "")))
 
     async def healthy(_request: web.Request) -> web.Response:
         return web.Response(text="vllm-preemption-exporter is healthy\n")

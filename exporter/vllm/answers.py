@@ -1,0 +1,99 @@
+"""The server's answers to questions beside its metrics: its version, its longest request, its configuration.
+
+``/server_info`` answers in vLLM's development mode only, and holds the environment with its keys;
+``/v1/models`` holds names and paths. Only the facts that the configuration may hold too are kept.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from exporter.config import Fact, arguments, parse_facts
+
+__all__ = [
+    "MODELS", "NO_ANSWERS", "SERVER_INFO", "VERSION", "ServerAnswers", "from_header", "read_models",
+    "read_server_info", "read_version", "to_header",
+]  # fmt: skip
+
+VERSION: Final = "/version"
+MODELS: Final = "/v1/models"
+SERVER_INFO: Final = "/server_info?config_format=json"
+_SERVER_INFO_TEXT: Final = "/server_info"
+_LONGEST: Final = "max_model_len"
+# A release, or a build of one: 0.26.0, 0.11.1rc2.dev41+g1234abc.
+_RELEASE: Final = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){1,3}[.+-]?[\w.+-]{0,40}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAnswers:
+    """A server's answers by vLLM's flag names; a fact that it did not answer is absent.
+
+    Attributes:
+        server_info: from ``/server_info``.
+        models: from ``/v1/models``: `max_model_len`.
+        version: from ``/version``, such as ``0.26.0``.
+    """
+
+    server_info: Mapping[str, Fact] = field(default_factory=dict)
+    models: Mapping[str, Fact] = field(default_factory=dict)
+    version: str | None = None
+
+
+NO_ANSWERS: Final = ServerAnswers()
+
+
+def read_server_info(value: object) -> dict[str, Fact]:
+    """Pick the facts from an answer of ``/server_info?config_format=json``, whatever JSON it is."""
+    config = value.get("vllm_config") if isinstance(value, dict) else None
+    if not isinstance(config, dict):  # older servers answer with a text
+        return {}
+    facts: dict[str, object] = {}
+    for name in arguments.FIELDS:
+        fields = config.get(name)
+        if isinstance(fields, dict):
+            facts |= arguments.facts_of(name, fields)
+    return parse_facts(facts, strict=False)[0]
+
+
+def read_models(value: object) -> dict[str, Fact]:
+    """Pick `max_model_len` from an answer of ``/v1/models``, whatever JSON it is.
+
+    ``{"max_model_len": 4096}`` alone, as recordings hold it, is accepted too. Cards of adapters do not count;
+    if the others disagree the length is unknown.
+    """
+    if not isinstance(value, dict):
+        return {}
+    cards = value.get("data")
+    lengths = set()
+    for card in [value, *(cards if isinstance(cards, list) else ())]:
+        if isinstance(card, dict) and not card.get("parent"):
+            facts, _ = parse_facts({_LONGEST: card.get(_LONGEST)}, strict=False)
+            lengths |= set(facts.values())
+    return {_LONGEST: lengths.pop()} if len(lengths) == 1 else {}
+
+
+def read_version(value: object) -> str | None:
+    """Pick the version from an answer of ``/version``, whatever JSON it is; None if it holds none."""
+    version = value.get("version") if isinstance(value, dict) else value
+    return version if isinstance(version, str) and _RELEASE.fullmatch(version) else None
+
+
+def from_header(probes: Mapping[str, object]) -> ServerAnswers:
+    """Read a recording's ``probes``: answers by path, whole or as `to_header` keeps them."""
+    info = probes.get(SERVER_INFO, probes.get(_SERVER_INFO_TEXT))
+    return ServerAnswers(
+        read_server_info(info), read_models(probes.get(MODELS)), read_version(probes.get(VERSION))
+    )
+
+
+def to_header(answers: ServerAnswers) -> dict[str, Any]:
+    """Build the ``probes`` of a recording's header, with nothing in them but the facts."""
+    header: dict[str, Any] = {}
+    if answers.version is not None:
+        header[VERSION] = {"version": answers.version}
+    if answers.models:
+        header[MODELS] = dict(answers.models)
+    if answers.server_info:
+        header[SERVER_INFO] = {"vllm_config": arguments.fields_of(answers.server_info)}
+    return header

@@ -1,0 +1,25 @@
+"""The text that a scrape of some collectors would give."""
+
+from prometheus_client import CollectorRegistry
+
+from exporter.publish.metrics.samples import RowCollector
+from exporter.publish.metrics.scrape import Scrape, encoder
+
+
+def scrape_of(*collectors: RowCollector) -> Scrape:
+    """A scrape of these collectors, each in the table of metrics that it belongs to."""
+    tables = [
+        (rows, [one for one in collectors if one.rows is rows])
+        for rows in {id(one.rows): one.rows for one in collectors}.values()
+    ]
+    return Scrape(lambda: tables, CollectorRegistry())
+
+
+def text_of(*collectors: RowCollector, accept: str = "") -> str:
+    """Its text, made at once: nothing in it waits."""
+    work = scrape_of(*collectors)._make(encoder(accept)[0])
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as end:
+        return end.value.decode()
