@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import bodies, real_recordings
-from support.process import ANYWHERE, FAST, Command, Upstream, until
+from support.process import ANYWHERE, FAST, Command, until
+from support.servers import Server, recorded, silent, status
 
 from exporter import __version__, cli
 from exporter.analysis.signals import NAMES
@@ -490,15 +491,15 @@ def test_a_recording_holds_what_the_server_answered(tmp_path):
     """Byte for byte, with times and errors; Ctrl-C keeps it."""
     path = tmp_path / "run.jsonl.gz"
     with (
-        Upstream() as upstream,
+        Server(recorded()) as upstream,
         Command(tmp_path, "record", upstream.url, "-o", str(path), *FAST) as command,
     ):
         until(lambda: len(upstream.requests) >= 4, "two polls")
-        upstream.mode = "500"
+        upstream.mode = status("500 No")
         until(lambda: len(upstream.requests) >= 6, "a failed poll")
-        status, seconds = command.stop(signal.SIGINT)
+        code, seconds = command.stop(signal.SIGINT)
     header, polls = recorded_file(path)
-    assert status == 0
+    assert code == 0
     assert seconds < 2.0
     assert (header.case, header.interval, header.probes) == ("run", 0.2, {})
     assert polls[0].t == 0.0
@@ -514,7 +515,7 @@ def test_a_recording_holds_what_the_server_answered(tmp_path):
 def test_a_recording_is_replayed(run, tmp_path):
     """By its own reader, through the same pipeline."""
     path = tmp_path / "run.jsonl"
-    with Upstream() as upstream:
+    with Server(recorded()) as upstream:
         status, out, err = run("record", upstream.url, "-o", path, "--for", "500ms", *FAST)
     assert (status, out) == (0, "")
     polls = int(re.search(r"run\.jsonl: (\d) polls, 0 failed$", err, re.MULTILINE)[1])
@@ -527,7 +528,7 @@ def test_a_recording_can_be_anonymous(run, tmp_path):
     """For a bug report: the model's name is nowhere in it, the numbers are."""
     path = tmp_path / "run.jsonl"
     body = bodies.body(bodies.engine(model="acme/secret-model", kv=0.25))
-    with Upstream(body) as upstream:
+    with Server(body) as upstream:
         assert run("record", upstream.url, "-o", path, "--for", "500ms", "--anonymise", *FAST)[0] == 0
     assert b"secret-model" not in path.read_bytes()
     _, polls = recorded_file(path)
@@ -539,13 +540,13 @@ def test_a_recording_can_be_anonymous(run, tmp_path):
 def test_the_configured_target_is_recorded_where_no_url_is_given(run, tmp_path):
     """With its token, and with what was told about it in the header."""
     path, config = tmp_path / "run.jsonl", tmp_path / "config.yaml"
-    with Upstream(BODY) as upstream:
+    with Server(BODY) as upstream:
         config.write_text(
             f"targets: [{{url: '{upstream.url}', bearer_token: {HIDDEN}, config: {{max_num_seqs: 64}}}}]\n"
         )
         status, _, err = run("record", "-o", path, "--for", "500ms", "--config.file", config, *FAST)
     assert status == 0
-    assert upstream.requests[-1][2]["Authorization"] == f"Bearer {HIDDEN}"
+    assert upstream.requests[-1].headers["Authorization"] == f"Bearer {HIDDEN}"
     assert recorded_file(path)[0].config == {"max_num_seqs": 64}
     assert HIDDEN not in path.read_text() + err
 
@@ -554,7 +555,7 @@ def test_an_existing_file_is_not_overwritten(run, tmp_path):
     """And nobody is asked anything in vain; `--force` overwrites."""
     path = tmp_path / "run.jsonl"
     path.write_text("precious")
-    with Upstream(BODY) as upstream:
+    with Server(BODY) as upstream:
         arguments = ("record", upstream.url, "-o", path, "--for", "500ms", *FAST)
         status, _, err = run(*arguments)
         assert (status, err) == (
@@ -587,7 +588,7 @@ def test_a_disk_that_fills_up_ends_a_recording_and_keeps_it(tmp_path):
         "sys.exit(main())\n"
     )
     with (
-        Upstream() as upstream,
+        Server(recorded()) as upstream,
         Command(tmp_path, "record", upstream.url, "-o", str(path), *FAST, script=script) as command,
     ):
         assert command.end() == 1
@@ -613,8 +614,8 @@ def test_a_server_that_never_answered_is_status_1(run, tmp_path):
 def test_a_recording_stopped_while_the_server_hangs_ends_at_once(tmp_path):
     """Even before the first poll, in the middle of the questions for the header."""
     path = tmp_path / "run.jsonl"
-    with Upstream() as upstream:
-        upstream.mode = "hang"
+    with Server(recorded()) as upstream:
+        upstream.mode = silent
         arguments = ("record", upstream.url, "-o", str(path), "--poll.timeout", "10s")
         with Command(tmp_path, *arguments) as command:
             until(lambda: upstream.requests, "the first question")
@@ -632,7 +633,7 @@ def test_a_recordings_header_holds_what_the_server_told(run, tmp_path, monkeypat
 
     monkeypatch.setattr(prober, "header_of", ask)
     path = tmp_path / "run.jsonl"
-    with Upstream(BODY) as upstream:
+    with Server(BODY) as upstream:
         run("record", upstream.url, "-o", path, "--for", "500ms", *FAST)
     assert recorded_file(path)[0].probes == {"/version": {"version": "0.26.0"}}
 
@@ -749,7 +750,7 @@ def test_what_is_about_one_server_asks_which(run, several, command, status):
 def test_a_url_says_which_of_several_servers_is_meant(run, several, tmp_path):
     """With what the file tells of it."""
     path = tmp_path / "run.jsonl"
-    with Upstream(BODY) as upstream:
+    with Server(BODY) as upstream:
         several.write_text(
             f"targets: [{{url: '{upstream.url}', config: {{max_num_seqs: 64}}}}, {{url: 'http://b'}}]\n"
         )

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import generate_latest
 from support import bodies, metrics_text, real_recordings
-from support.process import ANYWHERE, FAST, Command, Upstream, until
+from support.process import ANYWHERE, FAST, Command, until
+from support.servers import Server, recorded
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
@@ -76,7 +77,7 @@ def test_promtool_accepts_the_text(story):
 def test_promtool_accepts_what_the_command_serves(tmp_path):
     """The very bytes that a scrape gets."""
     with (
-        Upstream() as upstream,
+        Server(recorded()) as upstream,
         Command(tmp_path, "--target.url", upstream.url, *ANYWHERE, *FAST) as command,
     ):
         until(lambda: command.metric("vllm_pressure_up"), "the first poll")

@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from support.process import Upstream
 from support.real_recordings import EXHAUSTION, polls, replayed
+from support.servers import Server
 
 from exporter.analysis.catalogue import Severity
 from exporter.cli import main
@@ -35,7 +35,7 @@ def run(capsys, *arguments):
 def test_a_calm_server_is_exit_status_0(capsys):
     """An idle engine is healthy."""
     body = polls("0.26.0-calm")[0].body
-    with Upstream(body) as upstream:
+    with Server(body) as upstream:
         status, out, _ = run(capsys, upstream.url, "--for", "1s", "--poll.interval", "0.2")
     assert status == 0
     assert "engine 0: healthy (none)" in out
@@ -51,7 +51,7 @@ def test_nothing_that_answers_is_exit_status_3(capsys):
 
 def test_a_server_without_statistics_is_exit_status_3_and_says_what_to_do(capsys):
     """The metrics are missing, so nothing is known."""
-    with Upstream(b"# TYPE python_info gauge\npython_info 1.0\n") as upstream:
+    with Server(b"# TYPE python_info gauge\npython_info 1.0\n") as upstream:
         status, out, _ = run(capsys, upstream.url, "--for", "0.5s", "--poll.interval", "0.2")
     assert status == 3
     assert "metrics missing" in out
@@ -67,7 +67,7 @@ def test_bad_usage_is_no_verdict(capsys):
 def test_json_is_one_object(capsys):
     """The same as in the API, with the exit status."""
     body = polls("0.26.0-calm")[0].body
-    with Upstream(body) as upstream:
+    with Server(body) as upstream:
         status, out, _ = run(capsys, upstream.url, "--for", "0.5s", "--json", "--poll.interval", "0.2")
     shown = json.loads(out)
     assert status == shown["exit_status"] == 0

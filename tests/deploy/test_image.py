@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 import yaml
 from support.cluster import KUSTOMIZE, NAME, ROOT, program
-from support.process import Upstream, free_port, until
+from support.process import free_port, until
+from support.servers import Server, recorded
 
 from exporter import __version__
 from exporter.config import WebConfig
@@ -212,7 +213,7 @@ def test_its_root_is_read_only_and_its_user_has_nothing(image):
 def test_it_serves_polls_and_ends(image):
     """As its user with a read-only root: the verdict is there, and SIGTERM ends it with 0."""
     port = free_port()
-    with Upstream() as upstream:
+    with Server(recorded()) as upstream:
         process = subprocess.Popen(
             contained(
                 image, *image.config["Entrypoint"],

@@ -16,23 +16,23 @@ from pathlib import Path
 
 import pytest
 from support import bodies
-from support.hostile_server import (
+from support.process import ANYWHERE, FAST, Command, until
+from support.servers import (
     CHUNKED,
     HEAD,
     MIB,
-    Hostile,
+    CountingServer,
     bomb,
     drip,
     endless,
     good,
     reset,
     reset_within,
-    saying,
+    sending,
     silent,
     status,
     with_body,
 )
-from support.process import ANYWHERE, FAST, Command, until
 
 # Against the running program, with time-outs to wait for: a minute together.
 pytestmark = pytest.mark.long
@@ -41,22 +41,22 @@ KEY = '{engine="0",model_name="demo-7b"}'
 PREEMPTIONS = "vllm_pressure_preemptions_total" + KEY
 
 
-def answer(server: Hostile) -> bytes:
+def answer(server: CountingServer) -> bytes:
     """A whole good answer."""
-    body = server.body()
+    body = server.text()
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def cut(server: Hostile) -> bytes:
+def cut(server: CountingServer) -> bytes:
     """A body that ends in the middle, as if it were whole."""
-    return bodies.cut(server.body(), "num_preemptions")
+    return bodies.cut(server.text(), "num_preemptions")
 
 
-def telling(values: Mapping[str, str]) -> Callable[[Hostile], bytes]:
+def telling(values: Mapping[str, str]) -> Callable[[CountingServer], bytes]:
     """A good body in which lines that begin with a name have another value."""
 
-    def told(server: Hostile) -> bytes:
-        body = server.body()
+    def told(server: CountingServer) -> bytes:
+        body = server.text()
         for name, value in values.items():
             pattern = rb"^(vllm:" + name.encode() + rb".* )\S+$"
             body, found = re.subn(pattern, rb"\g<1>" + value.encode(), body, flags=re.MULTILINE)
@@ -93,14 +93,14 @@ FAILING = {
     "a gzip bomb": (with_body(bomb(200 * MIB), "Content-Encoding: gzip"), "body_too_large"),
     "half a gzip": (with_body(bomb(MIB)[:500], "Content-Encoding: gzip"), "bad_encoding"),
     "an encoding nobody knows": (with_body(b"x", "Content-Encoding: br"), "bad_encoding"),
-    "garbage for chunks": (saying(CHUNKED + b"zz\r\nvllm:num_preemptions_total 1e9\r\n"), "bad_encoding"),
-    "a length beyond the body": (saying(HEAD + b"Content-Length: 9000\r\n\r\nvllm:x 1\n"), "bad_encoding"),
+    "garbage for chunks": (sending(CHUNKED + b"zz\r\nvllm:num_preemptions_total 1e9\r\n"), "bad_encoding"),
+    "a length beyond the body": (sending(HEAD + b"Content-Length: 9000\r\n\r\nvllm:x 1\n"), "bad_encoding"),
     "a length short of the body": (
-        saying(lambda server: HEAD + b"Content-Length: 200\r\n\r\n" + server.body(), keep=True),
+        sending(lambda server: HEAD + b"Content-Length: 200\r\n\r\n" + server.text(), keep=True),
         "protocol",
     ),
-    "a length that is no number": (saying(HEAD + b"Content-Length: many\r\n\r\nx"), "protocol"),
-    "what is not HTTP": (saying(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
+    "a length that is no number": (sending(HEAD + b"Content-Length: many\r\n\r\nx"), "protocol"),
+    "what is not HTTP": (sending(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
     "a redirect to itself": (status("301 Moved Permanently", "Location: /metrics"), "redirect"),
     "a redirect to another host": (status("302 Found", "Location: http://192.0.2.1/metrics"), "redirect"),
     "a redirect to a file": (status("302 Found", "Location: file:///etc/passwd"), "redirect"),
@@ -120,14 +120,14 @@ MISLEADING = {
     "nothing": (with_body(b""), 0, 0),
     "series of others only": (with_body(b"up 1\nnode_load1 0.5\n"), 0, 0),
     "lines that cannot be read": (
-        with_body(lambda server: server.body() + b"vllm:num_requests_running 1_0\n" * 30_000),
+        with_body(lambda server: server.text() + b"vllm:num_requests_running 1_0\n" * 30_000),
         1,
         30_000,
     ),
     "a name of a third of a megabyte": (
         with_body(
             lambda server: (
-                server.body() + b'vllm:num_requests_running{model_name="' + b"x" * (MIB // 3) + b'"} 1\n'
+                server.text() + b'vllm:num_requests_running{model_name="' + b"x" * (MIB // 3) + b'"} 1\n'
             )
         ),
         2,
@@ -136,7 +136,7 @@ MISLEADING = {
     "a name of two thirds of a megabyte": (
         with_body(
             lambda server: (
-                server.body() + b'vllm:num_requests_running{model_name="' + b"y" * (2 * MIB // 3) + b'"} 1\n'
+                server.text() + b'vllm:num_requests_running{model_name="' + b"y" * (2 * MIB // 3) + b'"} 1\n'
             )
         ),
         1,
@@ -149,7 +149,7 @@ MISLEADING = {
     ),
     "a counter beyond all bounds": (with_body(telling({"num_preemptions_total": "1e300"})), 1, 0),
     "a counter that is no number": (with_body(telling({"num_preemptions_total": "1_0"})), 1, 1),
-    "every series twice": (with_body(lambda server: server.body() * 2), 1, 0),
+    "every series twice": (with_body(lambda server: server.text() * 2), 1, 0),
     # All that may be remembered of one server, with the two that were seen above.
     "10,000 label sets": (with_body(series(10_000)), 254, 9000),
 }
@@ -169,7 +169,7 @@ COUNTING = re.compile(r"^(\w+_(?:total|count|sum|bucket)(?:\{.*\})?) (\S+)$", re
 class Watched:
     """The program and the server that it watches."""
 
-    def __init__(self, server: Hostile, command: Command) -> None:
+    def __init__(self, server: CountingServer, command: Command) -> None:
         self.server = server
         self.command = command
         self.least = 0.0
@@ -203,9 +203,9 @@ class Watched:
     def settled(self) -> None:
         """The server is good again: polling has resumed, and each preemption was counted once."""
         self.server.mode = good
-        before = self.server.requests
+        before = len(self.server.polls)
         until(lambda: self.metric("vllm_pressure_up") == 1.0, "polls that succeed again")
-        until(lambda: self.server.requests > before + 1, "polls go on")
+        until(lambda: len(self.server.polls) > before + 1, "polls go on")
         self.server.still = True
         counted = until(
             lambda: self.metric(PREEMPTIONS) == self.server.preempted or None,
@@ -234,7 +234,7 @@ def watched(tmp_path_factory):
     arguments = (*ANYWHERE, *FAST, "--poll.max-body-bytes", "1MiB")
     folder = tmp_path_factory.mktemp("program")
     with (
-        Hostile() as server,
+        CountingServer() as server,
         Command(folder, "--target.url", server.url, *arguments, script=PROGRAM) as command,
     ):
         made = Watched(server, command)
@@ -267,8 +267,8 @@ def test_nobody_listening_passes(watched):
 def test_what_misleads_succeeds_and_counts_nowhere(watched, mode, engines, left_out):
     """Whatever is said in between: no counter falls, and no preemption is lost or counted twice."""
     unreadable, errors = watched.metric(UNREADABLE), watched.all_errors()
-    asked, watched.server.mode = watched.server.requests, mode
-    until(lambda: watched.server.requests > asked + 2, "some polls")
+    asked, watched.server.mode = len(watched.server.polls), mode
+    until(lambda: len(watched.server.polls) > asked + 2, "some polls")
     until(lambda: watched.metric("vllm_pressure_engines") == engines, f"{engines} engines")
     until(lambda: watched.metric(UNREADABLE) >= unreadable + left_out, f"{left_out} lines left out")
     text = watched.scrape()

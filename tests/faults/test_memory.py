@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.hostile_server import MIB, with_body
-from support.hostile_server import Hostile as Server
 from support.process import ANYWHERE, Command, until
+from support.servers import MIB, with_body
+from support.servers import CountingServer as Server
 
 # Against the running program: half a minute together.
 pytestmark = pytest.mark.long
@@ -51,7 +51,7 @@ def peak(body, *headers: str, folder: Path) -> float:
         server.mode = with_body(body, *headers)
         arguments = ("--poll.interval", "200ms", "--poll.timeout", "5s", *ANYWHERE)
         with Command(folder, "--target.url", server.url, *arguments, script=PROGRAM) as command:
-            until(lambda: server.requests > POLLS, f"{POLLS} polls", 60.0)
+            until(lambda: len(server.polls) > POLLS, f"{POLLS} polls", 60.0)
             assert command.metric("vllm_pressure_up") == 1.0
             assert command.metric("vllm_pressure_exporter_collect_errors_total") is None
             status = Path(f"/proc/{command.process.pid}/status").read_text()
@@ -62,7 +62,7 @@ def peak(body, *headers: str, folder: Path) -> float:
 def test_a_hostile_body_keeps_within_the_limit_of_the_sidecar(tmp_path, body):
     """At its highest, whatever is in the body and however often it comes."""
     assert len(body(0)) <= 8 * MIB
-    assert peak(lambda server: body(server.requests), folder=tmp_path) < LIMIT
+    assert peak(lambda server: body(len(server.polls)), folder=tmp_path) < LIMIT
 
 
 def test_a_packed_body_of_one_line_again_and_again_keeps_within_the_limit(tmp_path):

@@ -11,8 +11,8 @@ import time
 import pytest
 import trustme
 from support import bodies
-from support.hostile_server import Hostile, good
 from support.process import ANYWHERE, FAST, Command, free_port, until
+from support.servers import CountingServer, good, with_body
 
 from exporter.vllm.recording import Poll, RecordingError, read
 
@@ -44,7 +44,7 @@ def errors(command: Command, reason: str) -> float:
     return command.metric(f'vllm_pressure_exporter_poll_errors_total{{reason="{reason}"}}') or 0.0
 
 
-def counted(command: Command, server: Hostile) -> None:
+def counted(command: Command, server: CountingServer) -> None:
     """Every preemption that was shown has been counted once, when the last poll is through."""
     server.still = True
     until(lambda: command.metric("vllm_pressure_up") == 1.0, "polls that succeed")
@@ -79,6 +79,13 @@ class Authority:
         return context
 
 
+def present(server: CountingServer, context: ssl.SSLContext) -> None:
+    """Let the server answer with another certificate, at the same address."""
+    server.close()
+    server.tls = context
+    server.open()
+
+
 def test_certificates_that_are_bad_are_refused_until_they_are_good_again(tmp_path):
     """Expired, of another name, of an unknown authority: one error, told apart in the log, nothing sent."""
     authority = Authority(tmp_path)
@@ -90,25 +97,25 @@ def test_certificates_that_are_bad_are_refused_until_they_are_good_again(tmp_pat
     }
     sound = authority.server()
 
-    def closing(server, connection):
-        good(server, connection)
-        return False  # so that the next poll makes a new connection
+    async def closing(server, writer):
+        await good(server, writer)
+        writer.close()  # so that the next poll makes a new connection
 
     with (
-        Hostile(sound) as server,
+        CountingServer(sound) as server,
         watching(tmp_path, server, "--target.tls.ca-file", authority.file) as command,
     ):
         server.mode = closing
         until(lambda: command.metric("vllm_pressure_up") == 1.0, "a good poll")
         for said, context in bad.items():
             before, requests = errors(command, "tls"), None
-            server.tls = context
+            present(server, context)
             until(lambda before=before: errors(command, "tls") > before + 1, f"tls errors: {said}")
-            requests = server.requests
+            requests = len(server.polls)
             until(lambda before=before: errors(command, "tls") > before + 2, "one more")
-            assert server.requests == requests
+            assert len(server.polls) == requests
             assert said in command.err
-            server.tls = sound
+            present(server, sound)
             counted(command, server)
 
 
@@ -119,7 +126,7 @@ def test_a_name_server_that_fails_and_comes_back(tmp_path):
     """A restarted DNS is an error of its own name, and over when it is over."""
     world = tmp_path / "world"
     world.write_text("no name")
-    with Hostile() as server:
+    with CountingServer() as server:
         url = f"http://vllm.test:{server.port}/metrics"
         with watching(tmp_path, server, url=url, script=WORLD.format(path=str(world))) as command:
             until(lambda: errors(command, "dns") >= 2, "dns errors")
@@ -132,11 +139,14 @@ def test_a_step_of_the_clock_changes_the_time_of_day_only(tmp_path, step):
     """A day forth or back: polls go on at their pace, and no counter notices."""
     world = tmp_path / "world"
     world.write_text("0")
-    with Hostile() as server, watching(tmp_path, server, script=WORLD.format(path=str(world))) as command:
+    with (
+        CountingServer() as server,
+        watching(tmp_path, server, script=WORLD.format(path=str(world))) as command,
+    ):
         until(lambda: command.metric("vllm_pressure_up") == 1.0, "a good poll")
         world.write_text(str(step))
-        before, start = server.requests, time.monotonic()
-        until(lambda: server.requests >= before + 5, "five polls")
+        before, start = len(server.polls), time.monotonic()
+        until(lambda: len(server.polls) >= before + 5, "five polls")
         assert 0.5 < time.monotonic() - start < 5.0
         stamp = command.metric("vllm_pressure_last_success_timestamp_seconds")
         assert abs(stamp - (time.time() + step)) < 5.0
@@ -149,20 +159,20 @@ def test_a_step_of_the_clock_changes_the_time_of_day_only(tmp_path, step):
 
 def test_a_program_that_was_stopped_goes_on_where_it_was(tmp_path):
     """SIGSTOP for a minute, as a frozen container: missed polls are skipped, and nothing is lost."""
-    with Hostile() as server, watching(tmp_path, server) as command:
-        until(lambda: server.requests >= 3, "some polls")
+    with CountingServer() as server, watching(tmp_path, server) as command:
+        until(lambda: len(server.polls) >= 3, "some polls")
         command.send(signal.SIGSTOP)
         time.sleep(0.3)  # a poll that was under way
-        before = server.requests
+        before = len(server.polls)
         server.shown += 500  # preempted meanwhile
         time.sleep(60.0)
-        assert server.requests == before
+        assert len(server.polls) == before
         command.send(signal.SIGCONT)
         counted(command, server)
         assert server.preempted >= 500
         assert command.metric("vllm_pressure_exporter_polls_skipped_total") >= 250
         assert command.metric("vllm_pressure_restarts_total") == 0.0
-        assert server.requests - before < 40
+        assert len(server.polls) - before < 40
 
 
 # Descriptors and disks
@@ -182,11 +192,14 @@ def limited(what: str, soft: int) -> str:
 def test_without_descriptors_left_it_waits_for_some(tmp_path):
     """Clients take them all: polls over a new connection fail by name, and succeed when they are gone."""
 
-    def closing(server, connection):
-        good(server, connection)
-        return False
+    async def closing(server, writer):
+        await good(server, writer)
+        writer.close()  # so that the next poll makes a new connection
 
-    with Hostile() as server, watching(tmp_path, server, script=limited("RLIMIT_NOFILE", 40)) as command:
+    with (
+        CountingServer() as server,
+        watching(tmp_path, server, script=limited("RLIMIT_NOFILE", 40)) as command,
+    ):
         until(lambda: command.metric("vllm_pressure_up") == 1.0, "a good poll")
         base = command.base()
         address = ("127.0.0.1", int(base.rpartition(":")[2]))
@@ -207,7 +220,7 @@ def test_a_disk_that_fills_up_ends_a_recording_and_keeps_it(tmp_path, name):
     script = limited("RLIMIT_FSIZE", 4000).replace("import resource", "import resource, signal", 1)
     script = script.replace("sys.exit", "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nsys.exit")
     # Command's own output would hit the limit too, were it long.
-    with Hostile() as server:
+    with CountingServer() as server:
         arguments = ("record", server.url, "-o", str(tmp_path / name), *FAST[:1], "100ms")
         with Command(tmp_path, *arguments, script=script) as command:
             assert command.end() == 1
@@ -229,7 +242,7 @@ def test_a_dead_alertmanager_delays_no_poll_and_fills_no_memory(tmp_path):
     urls = f"http://127.0.0.1:{free_port()},http://alertmanager.invalid:9093"
     more = ("--alertmanager.urls", urls, "--alertmanager.hold", "0s", "--analysis.max-age", "1s")
     more += ("--analysis.startup-grace", "0s")
-    with Hostile() as server, watching(tmp_path, server, *more) as command:
+    with CountingServer() as server, watching(tmp_path, server, *more) as command:
         until(lambda: command.metric("vllm_pressure_up") == 1.0, "a good poll")
         server.close()
         until(
@@ -237,8 +250,8 @@ def test_a_dead_alertmanager_delays_no_poll_and_fills_no_memory(tmp_path):
             "a push that failed",
         )
         server.open()
-        before, start = server.requests, time.monotonic()
-        until(lambda: server.requests >= before + 10, "ten polls", 20)
+        before, start = len(server.polls), time.monotonic()
+        until(lambda: len(server.polls) >= before + 10, "ten polls", 20)
         assert time.monotonic() - start < 12
         counted(command, server)
         assert command.stop()[0] == 0
@@ -253,12 +266,8 @@ def test_hostile_names_are_inert_everywhere(tmp_path):
     escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
     body = bodies.body(bodies.engine(model=escaped, running=1, waiting=0, kv=0.4, preemptions=1))
 
-    def mode(_server, connection):
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        return True
-
-    with Hostile() as server:
-        server.mode = mode
+    with CountingServer() as server:
+        server.mode = with_body(body)
         with watching(tmp_path, server) as command:
             until(lambda: command.metric("vllm_pressure_engines") == 1.0, "a good poll")
             text, page, state = (command.get(path) for path in ("/metrics", "/", "/api/v1/status"))

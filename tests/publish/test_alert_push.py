@@ -15,7 +15,8 @@ from typing import Any, Self
 import pytest
 import trustme
 from aiohttp import web
-from support.process import ANYWHERE, FAST, Command, Upstream, free_port, until
+from support.process import ANYWHERE, FAST, Command, free_port, until
+from support.servers import HTML, Server, recorded
 from test_alert_tracker import QUIET, reading
 
 from exporter.config import AlertmanagerConfig, BasicAuthConfig, Secret, TlsConfig
@@ -543,11 +544,11 @@ def test_all_outcomes_are_counted_from_zero():
 @pytest.mark.parametrize("kind", ["refused", "hanging"])
 def test_polls_go_on_whatever_the_alertmanager_does(tmp_path, kind):
     """At their pace, while the counter tells of the failures; and the end is as quick as ever."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, Upstream() as upstream:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Server(recorded()) as upstream:
         port = listener.getsockname()[1]  # connections are made, and nobody ever answers
         if kind == "refused":
             listener.close()
-        upstream.mode = "html"
+        upstream.mode = HTML
         options = {
             "--target.url": upstream.url,
             "--alertmanager.urls": f"http://127.0.0.1:{port}",

@@ -10,8 +10,9 @@ from html.parser import HTMLParser
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from support import bodies
-from support.process import ANYWHERE, FAST, Command, Upstream, until
+from support.process import ANYWHERE, FAST, Command, until
 from support.scenes import Stage, engine_of
+from support.servers import Server, recorded
 from support.status_page import URL, Shown, several, wearing
 
 from exporter.analysis import catalogue
@@ -537,7 +538,7 @@ def test_headings_go_down_one_step_at_a_time():
 
 def test_the_sidecar_shows_what_it_watches(tmp_path):
     """The real command: verdict, history and its own cost."""
-    with Upstream() as vllm, Command(tmp_path, "--target.url", vllm.url, *FAST, *ANYWHERE) as command:
+    with Server(recorded()) as vllm, Command(tmp_path, "--target.url", vllm.url, *FAST, *ANYWHERE) as command:
         until(lambda: command.metric("vllm_pressure_up") == 1, "up")
         text = until(lambda: "Healthy" in command.get("/") and Document(command.get("/")).text, "healthy")
         assert f"Watches {vllm.url} : up" in text

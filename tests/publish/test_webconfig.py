@@ -18,7 +18,8 @@ import bcrypt
 import pytest
 import trustme
 from support.metrics_text import scrape_of
-from support.process import ANYWHERE, FAST, Command, Upstream, until
+from support.process import ANYWHERE, FAST, Command, until
+from support.servers import Server, recorded
 
 from exporter.config.options import ConfigError
 from exporter.publish.web import webconfig
@@ -648,7 +649,10 @@ def test_the_command_serves_with_it(tmp_path, pki):
     """TLS, a password, polls; neither of the secrets is in its log."""
     (tmp_path / "web.yml").write_text(TLS % "" + USERS)
     arguments = ("--web.config.file", str(tmp_path / "web.yml"), *ANYWHERE, *FAST)
-    with Upstream() as upstream, Command(tmp_path, "--target.url", upstream.url, *arguments) as command:
+    with (
+        Server(recorded()) as upstream,
+        Command(tmp_path, "--target.url", upstream.url, *arguments) as command,
+    ):
         base = command.base()
         until(lambda: upstream.polls, "a poll")
         assert asyncio.run(status(base, tls=pki.client(), headers=ALICE)) == 200

@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from prometheus_client.registry import Collector
 from support import bodies, real_recordings
-from support.many_servers import BODY, Server, got, servers, until
+from support.servers import BODY, Server, got, servers, until
+from support.servers import silent as silence
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import (
@@ -295,7 +296,7 @@ def test_targets_come_and_go_without_a_restart(tmp_path, caplog):
                 await until(lambda: two.polls, "the second is polled")
                 assert two.name in await got(base)
                 write(path, one)
-                await until(lambda: not two.connections, "the second is left alone")
+                await until(lambda: not two.open_connections, "the second is left alone")
                 text = await got(base)
                 await until(lambda: len(asyncio.all_tasks()) == tasks, "its tasks have ended")
                 assert two.name not in text
@@ -428,7 +429,7 @@ def test_polls_really_start_at_their_place():
             poll = PollConfig(interval=0.5)
             async with running(config(*(one.url for one in given), poll=poll)):
                 await until(lambda: all(len(one.polls) > 3 for one in given), "four polls of each")
-            return [(one.name, one.polls) for one in given]
+            return [(one.name, [poll.at for poll in one.polls]) for one in given]
 
     offs = []
     for name, polls in asyncio.run(scenario()):
@@ -441,13 +442,13 @@ def test_so_many_polls_are_under_way_at_once():
     """The others wait for their turn; beside them a quarter as many that did not answer last time."""
 
     async def scenario():
-        async with servers(*(Server(silent=True) for _ in range(8))) as given:
+        async with servers(*(Server(mode=silence) for _ in range(8))) as given:
             poll = PollConfig(interval=0.1, timeout=0.5, concurrency=3)
             async with running(config(*(one.url for one in given), poll=poll)):
                 most = 0
                 for _ in range(30):
                     await asyncio.sleep(0.02)
-                    most = max(most, sum(len(one.connections) for one in given))
+                    most = max(most, sum(len(one.open_connections) for one in given))
                 return most
 
     assert asyncio.run(scenario()) in {3, 4}
@@ -457,7 +458,7 @@ def test_servers_that_are_gone_do_not_hold_up_the_others():
     """They wait at a gate of their own; a good one is asked in each of its intervals."""
 
     async def scenario():
-        async with servers(Server(), *(Server(silent=True) for _ in range(12))) as (good, *silent):
+        async with servers(Server(), *(Server(mode=silence) for _ in range(12))) as (good, *silent):
             poll = PollConfig(interval=0.1, timeout=0.3, concurrency=4)
             async with running(config(good.url, *(one.url for one in silent), poll=poll)):
                 await until(lambda: all(one.polls for one in silent), "all of them have failed")

@@ -10,9 +10,9 @@ import urllib.request
 from dataclasses import replace
 
 import pytest
-from support.many_servers import Server, servers
-from support.many_servers import until as sooner_or_later
-from support.process import ANYWHERE, FAST, PATIENCE, Command, Upstream, until
+from support.process import ANYWHERE, FAST, PATIENCE, Command, until
+from support.servers import Server, recorded, servers
+from support.servers import until as sooner_or_later
 
 from exporter.config import AnalysisConfig, Config, ConfigError, DnsTargetsConfig, PollConfig, WebConfig
 from exporter.config import TargetConfig as Target
@@ -30,7 +30,7 @@ HIDDEN = "hunter2-is-not-shown"
 @pytest.fixture
 def two():
     """Two servers."""
-    with Upstream() as one, Upstream() as other:
+    with Server(recorded()) as one, Server(recorded()) as other:
         yield one, other
 
 

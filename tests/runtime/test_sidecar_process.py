@@ -19,7 +19,8 @@ from itertools import pairwise
 import aiohttp
 import pytest
 from support import real_recordings
-from support.process import ANYWHERE, FAST, Command, Upstream, until
+from support.process import ANYWHERE, FAST, Command, free_port, until
+from support.servers import HTML, Server, good, recorded, silent, status
 
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig
 from exporter.runtime import loop
@@ -32,7 +33,7 @@ PROMPT = 2.0  # seconds within which a stopped sidecar is gone
 @pytest.fixture
 def upstream():
     """A server that is good until told otherwise."""
-    with Upstream() as server:
+    with Server(recorded()) as server:
         yield server
 
 
@@ -66,7 +67,7 @@ def words(command) -> list[str]:
 def test_a_server_is_polled_every_second_and_shown(tmp_path):
     """By default, whatever the scrapes; its own log has one line for the start and one for the state."""
     with (
-        Upstream() as upstream,
+        Server(recorded()) as upstream,
         Command(tmp_path, "serve", "--target.url", upstream.url, *ANYWHERE) as command,
     ):
         until(lambda: len(upstream.polls) >= 3, "three polls")
@@ -76,7 +77,7 @@ def test_a_server_is_polled_every_second_and_shown(tmp_path):
         for path in ("/-/healthy", "/-/ready", "/", "/api/v1/status"):
             assert command.get(path)
         code, seconds = command.stop()
-    gaps = [after[0] - before[0] for before, after in pairwise(upstream.polls)]
+    gaps = [after.at - before.at for before, after in pairwise(upstream.polls)]
     assert all(0.6 < gap < 2.4 for gap in gaps)  # a start that is late does not move the next
     assert code == 0
     assert seconds < PROMPT
@@ -98,7 +99,7 @@ def test_the_values_are_those_of_the_recorded_body(tmp_path, upstream):
 
 def test_a_server_that_misbehaves_is_survived(tmp_path):
     """Refused, good, 500, a page, no answer at all, good: each state once in the log, and no other line."""
-    upstream = Upstream()
+    upstream = Server(recorded(), port=free_port())
     with serving(tmp_path, upstream) as command:
         seen = []
 
@@ -114,13 +115,13 @@ def test_a_server_that_misbehaves_is_survived(tmp_path):
             reaches("connection_refused")
             upstream.open()
             reaches("up")
-            upstream.mode = "500"
+            upstream.mode = status("500 No")
             reaches("http_500")
-            upstream.mode = "html"
+            upstream.mode = HTML
             reaches("unreadable_body")
-            upstream.mode = "hang"
+            upstream.mode = silent
             reaches("timeout")
-            upstream.mode = "good"
+            upstream.mode = good
             reaches("up")
             for reason in ("connection_refused", "http_500", "unreadable_body", "timeout"):
                 errors = command.metric(f'vllm_pressure_exporter_poll_errors_total{{reason="{reason}"}}')
@@ -184,12 +185,12 @@ def test_no_secret_is_in_log_metrics_or_status(tmp_path, upstream):
     arguments = ("--config.file", str(config), *ANYWHERE, *FAST, "--log.level", "debug")
     with Command(tmp_path, *arguments) as command:
         until(lambda: command.metric("vllm_pressure_up"), "a good poll")
-        upstream.mode = "401"
+        upstream.mode = status("401 No")
         until(lambda: command.metric("vllm_pressure_up") == 0.0, "a refused poll")
         shown = "".join(command.get(path) for path in ("/metrics", "/api/v1/status", "/"))
         command.stop()
-    _, path, headers = upstream.polls[0]
-    assert f"{HIDDEN}-query" in path
+    headers = upstream.polls[0].headers
+    assert f"{HIDDEN}-query" in upstream.polls[0].path
     assert headers["X-Key"] == f"{HIDDEN}-header"
     assert headers["Authorization"] == f"Bearer {HIDDEN}-token"
     assert HIDDEN not in shown + command.err + command.out
@@ -201,7 +202,7 @@ def test_a_token_of_the_environment_is_sent_and_not_shown(tmp_path, upstream):
         until(lambda: command.metric("vllm_pressure_up"), "a good poll")
         shown = command.get("/metrics") + command.get("/api/v1/status")
         command.stop()
-    assert upstream.polls[0][2]["Authorization"] == f"Bearer {HIDDEN}"
+    assert upstream.polls[0].headers["Authorization"] == f"Bearer {HIDDEN}"
     assert HIDDEN not in shown + command.err
 
 
@@ -228,7 +229,7 @@ def test_a_signal_ends_it_between_polls(tmp_path, upstream, number):
 
 def test_a_signal_ends_it_in_the_middle_of_a_poll(tmp_path, upstream):
     """Though the poll has ten more seconds."""
-    upstream.mode = "hang"
+    upstream.mode = silent
     with serving(tmp_path, upstream, "--poll.timeout", "10s") as command:
         until(lambda: upstream.polls, "the first poll")
         check_prompt_end(command)
@@ -448,7 +449,7 @@ def test_it_can_be_stopped_before_it_was_started():
 
 def test_it_can_be_stopped_before_the_first_poll_has_ended(upstream, caplog):
     """Nothing is left open: neither task nor connection."""
-    upstream.mode = "hang"
+    upstream.mode = silent
 
     async def scenario():
         sidecar = Sidecar(config(upstream.url))
