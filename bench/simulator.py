@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from bench import Row
-from exporter.commands.simulate import simulated
+from exporter.commands.simulate_compare import simulate_run
 from exporter.simulation.arrivals import Poisson
 from exporter.simulation.rng import Dice
 from exporter.simulation.run import simulate
@@ -39,7 +39,7 @@ def faithfulness() -> list[Row]:
     for row in csv.DictReader((TRUTH / "runs.csv").read_text().splitlines()):
         if (row["mode"], row["num_gpu_blocks"]) == ("closed", "500"):
             continue  # the times of its arrivals were not recorded
-        result, small = simulated(workload, row), int(row["num_gpu_blocks"]) <= SMALL
+        result, small = simulate_run(workload, row), int(row["num_gpu_blocks"]) <= SMALL
         steps = 100 * abs(result.engine_steps / int(row["engine_steps"]) - 1)
         off = abs(result.preemptions - int(row["preemptions"]))
         worst["preemptions", small] = max(worst.get(("preemptions", small), 0.0), off)

@@ -1,10 +1,13 @@
 """Its place makes pytest put this directory on the path: tests of all rooms share the helpers in it."""
 
 import logging
+import os
 import re
 from pathlib import Path
 
 import pytest
+
+from exporter import cli
 
 
 def pytest_addoption(parser):
@@ -40,3 +43,19 @@ def own_logging():
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def run(capfd, monkeypatch):
+    """A function that runs a command in this process; returns its status, output and errors."""
+    for name in list(os.environ):
+        if name.startswith("VLLM_PRESSURE_"):
+            monkeypatch.delenv(name)
+
+    def command(*words: object):
+        status = cli.main([str(word) for word in words])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return status, out, err
+
+    return command

@@ -12,7 +12,7 @@ import yaml
 
 from exporter.analysis import catalogue
 from exporter.analysis.signals import NAMES
-from exporter.commands.replay import readings
+from exporter.commands._timeline import feed_recording
 from exporter.config import Config
 from exporter.publish.status import poll_object
 
@@ -171,7 +171,9 @@ NAMES_OF_CASES = sorted(path.name.removesuffix(".jsonl.gz") for path in CASES.gl
 @pytest.mark.parametrize("case", NAMES_OF_CASES)
 def test_the_right_answer_is_given(case):
     """A whole recording: what was wrong is said in time, and nothing that is not true."""
-    polls = [poll_object(t, reading) for t, reading in readings(CASES / f"{case}.jsonl.gz", Config())]
+    polls = [
+        poll_object(t, reading) for t, reading, _ in feed_recording(CASES / f"{case}.jsonl.gz", Config())
+    ]
     assert load(case)["case"] == case
     assert list(judge(load(case), polls)) == []
 

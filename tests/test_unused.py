@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 # What is used by its name, where a reader of code cannot see it. A name that is used again, or is gone, must
 # leave this list.
 BY_NAME = {
+    "_split_lines": "argparse calls it",
     "allow_abbrev": "argparse reads it",
     "cancel_futures": "a parameter that the executor's interface has",
     "engine_steps_per_second": "a signal: the API and the table of metrics take it by name",

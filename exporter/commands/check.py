@@ -1,85 +1,122 @@
-"""``check``: poll a server for some seconds and say what is the matter, in one shot."""
+"""``check``: poll one server for some seconds, then report what is wrong and what to change."""
 
+import argparse
 import asyncio
 import contextlib
 import json
+import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final
 
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.load_profile import Observed
 from exporter.analysis.pipeline import Pipeline, TargetReading
-from exporter.config import AnalysisConfig, Config
+from exporter.commands._options import ACCESS_LOG, add_url, duration, only_target
+from exporter.commands._outcome import UNKNOWN
+from exporter.commands._progress import StatusLine, progress_bar
+from exporter.config import AnalysisConfig, Config, add_flags
 from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
-from exporter.publish.terminal import Paint, headline, report
+from exporter.publish.terminal import Paint, coloured, headline, plain, report
+from exporter.runtime import loop
 from exporter.runtime.poller import Pace, PollOutcome, Watcher
+from exporter.simulation import worker
+from exporter.simulation.from_status import Present, PresentError, present_of
+from exporter.simulation.whatif import Forecast
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.exposition import EngineKey
 from exporter.vllm.prober import Prober
 
-if TYPE_CHECKING:
-    from exporter.simulation.from_status import Present
-    from exporter.simulation.whatif import Forecast
+__all__ = ["CheckResult", "add_arguments", "exit_status", "run", "shrink_windows"]
 
-__all__ = ["Seen", "as_json", "as_text", "exit_status", "run", "shrunk", "what_if"]
-
-UNKNOWN: Final = 3
 _STATUS: Final = {Severity.NONE: 0, Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 _UNKNOWN_VERDICTS: Final = frozenset({"metrics_missing", "data_untrusted", "starting"})
-# Windows that wait for something to last take this share of the time there is.
+# Conditions that must last for some time get this share of the time that is watched.
 _SHARE: Final = 0.75
-_ACCESS_LOG: Final = (
-    "Each poll left a line in vLLM's access log, unless it runs with"
-    " --disable-access-log-for-endpoints /metrics"
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was seen in the time that there was.
+class CheckResult:
+    """The end of a check.
 
     Attributes:
         reading: the last one, None when no poll ended.
-        loads: what was asked of the engines.
+        loads: the load of each engine.
     """
 
     reading: TargetReading | None = None
     loads: Mapping[EngineKey, Observed] = field(default_factory=dict)
 
 
-# An engine's name, the engine and its forecast; or why there is none.
-WhatIf = tuple[str, "Present", "Forecast"] | str
+# The engine's name, the engine and its forecast; or why there is none.
+WhatIf = tuple[str, Present, Forecast] | str
 
 
-def shrunk(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
-    """Windows that fit into the time there is; verdicts that need longer are then told from less."""
-    most = max(1.0, _SHARE * seconds)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.usage = "%(prog)s [URL] [--for 15s] [--json] [OPTION ...]"
+    parser.epilog = f"exit status: 0 good, 1 warning, 2 critical, 3 unknown or bad usage\n{ACCESS_LOG}"
+    add_url(parser)
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=duration,
+        default=15.0,
+        metavar="DURATION",
+        help="how long to watch (default: 15s); with less time, conditions that normally need a minute are "
+        "judged earlier",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a report")
+    parser.add_argument(
+        "--what-if", action="store_true", help="simulate what each fix would do (see the command whatif)"
+    )
+    add_flags(parser)
+
+
+def run(options: argparse.Namespace, config: Config) -> int:
+    """Watch, print the report, and return the exit status for monitoring.
+
+    Raises:
+        UsageError: the configuration names several servers.
+    """
+    only_target(config, "check")
+    logging.getLogger().setLevel(logging.ERROR)  # the report has all of it
+    progress = StatusLine()
+    result = loop.run(_watch(config, options.seconds, progress))
+    progress.end()
+    forecast = _forecast(config, result) if options.what_if else None
+    if options.json:
+        print(_to_json(config, result, options.seconds, forecast))
+    else:
+        paint = coloured if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else plain
+        print("\n".join(_report(config, result, options.seconds, paint, forecast)))
+    return exit_status(result.reading)
+
+
+def shrink_windows(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
+    """Return windows that fit into the time that is watched, so that every condition can be judged."""
+    longest = max(1.0, _SHARE * seconds)
     return replace(
         analysis,
         hold=0.0,
-        queue_window=min(analysis.queue_window, most),
-        stall_after=min(analysis.stall_after, most),
-        deadlock_after=min(analysis.deadlock_after, most),
-        held_after=min(analysis.held_after, most),
+        queue_window=min(analysis.queue_window, longest),
+        stall_after=min(analysis.stall_after, longest),
+        deadlock_after=min(analysis.deadlock_after, longest),
+        held_after=min(analysis.held_after, longest),
     )
 
 
-async def run(config: Config, seconds: float, progress: Callable[[str], None]) -> Seen:
-    """Poll for some seconds; returns what was seen.
-
-    Args:
-        config: whose target, pace and thresholds count.
-        seconds: how long.
-        progress: gets a line after every poll.
-    """
+async def _watch(config: Config, seconds: float, progress: Callable[[str], None]) -> CheckResult:
+    """Poll the target for some seconds; `progress` gets a line after every poll."""
     target = config.targets[0]
     last: list[TargetReading] = []
     start = time.monotonic()
     pipeline = Pipeline(
-        shrunk(config.analysis, seconds), target.facts, config.poll.interval, config.engine.args
+        shrink_windows(config.analysis, seconds), target.facts, config.poll.interval, config.engine.args
     )
     prober = Prober.for_target(target, config.poll)
 
@@ -97,81 +134,62 @@ async def run(config: Config, seconds: float, progress: Callable[[str], None]) -
             await task
     await client.close()
     await prober.close()
-    return Seen(last[0], pipeline.loads()) if last else Seen()
+    return CheckResult(last[0], pipeline.loads()) if last else CheckResult()
 
 
-def what_if(config: Config, seen: Seen, err: TextIO) -> WhatIf:
-    """Simulate what each fix would do to the engine that preempts most; progress goes to a terminal."""
-    from exporter.commands.whatif import progress_bar  # noqa: PLC0415
-    from exporter.simulation.from_status import PresentError, present_of  # noqa: PLC0415
-    from exporter.simulation.worker import foretell  # noqa: PLC0415 (only when it is asked for)
-
+def _forecast(config: Config, result: CheckResult) -> WhatIf:
+    """Simulate what each fix would do to the engine that preempts most."""
     try:
-        name, engine = choose_engine(_status(config, seen), None)
+        name, engine = choose_engine(_status(config, result), None)
         present = present_of(engine)
     except (LookupError, PresentError) as problem:
         return str(problem.args[0])
-    with progress_bar(err) as progress:
-        return name, present, foretell(present, config.whatif, progress=progress)
+    with progress_bar(sys.stderr) as progress:
+        return name, present, worker.foretell(present, config.whatif, progress=progress)
 
 
-def _status(config: Config, seen: Seen) -> Mapping[str, Any]:
-    now = seen.reading.t if seen.reading is not None else 0.0
-    return status_object(shown_url(config.targets[0].url), seen.reading, now, seen.loads)
+def _status(config: Config, result: CheckResult) -> Mapping[str, Any]:
+    now = result.reading.t if result.reading is not None else 0.0
+    return status_object(shown_url(config.targets[0].url), result.reading, now, result.loads)
 
 
 def exit_status(reading: TargetReading | None) -> int:
-    """0 good, 1 warning, 2 critical, 3 unknown."""
+    """Return 0 for good, 1 for a warning, 2 for critical, 3 for unknown."""
     if reading is None or reading.good_at is None:
         return UNKNOWN
-    judgements = [
-        (engine.judgement.severity, engine.judgement.verdict) for engine in reading.engines.values()
-    ]
-    judgements.append((reading.judgement.severity, reading.judgement.verdict))
-    severities = [severity for severity, _ in judgements] + [
-        model.severity for model in reading.models.values()
-    ]
-    worst = max(severities)
-    if worst < Severity.CRITICAL and any(verdict in _UNKNOWN_VERDICTS for _, verdict in judgements):
+    judgements = [(reading.judgement.severity, reading.judgement.verdict)]
+    judgements += [(each.judgement.severity, each.judgement.verdict) for each in reading.engines.values()]
+    severities = [severity for severity, _ in judgements]
+    worst = max([*severities, *(model.severity for model in reading.models.values())])
+    if worst < Severity.CRITICAL and _UNKNOWN_VERDICTS & {verdict for _, verdict in judgements}:
         return UNKNOWN
     return _STATUS[worst]
 
 
-def as_json(config: Config, seen: Seen, seconds: float, forecast: WhatIf | None = None) -> str:
-    """The report as one JSON object."""
-    told = {"seconds": seconds, "exit_status": exit_status(seen.reading), **_status(config, seen)}
+def _to_json(config: Config, result: CheckResult, seconds: float, forecast: WhatIf | None) -> str:
+    document = {"seconds": seconds, "exit_status": exit_status(result.reading), **_status(config, result)}
     if isinstance(forecast, str):
-        told["what_if"] = {"error": forecast}
+        document["what_if"] = {"error": forecast}
     elif forecast is not None:
-        from exporter.simulation.worker import as_object  # noqa: PLC0415 (as above)
-
-        told["what_if"] = as_object(*forecast)
-    return json.dumps(told, indent=2, allow_nan=False)
+        document["what_if"] = worker.as_object(*forecast)
+    return json.dumps(document, indent=2, allow_nan=False)
 
 
-def as_text(config: Config, seen: Seen, seconds: float, paint: Paint, forecast: WhatIf | None = None) -> str:
-    """The report for people."""
-    reading = seen.reading
+def _report(
+    config: Config, result: CheckResult, seconds: float, paint: Paint, forecast: WhatIf | None
+) -> list[str]:
     lines = [f"{shown_url(config.targets[0].url)}, watched for {seconds:g} s"]
     if seconds < config.analysis.window:
-        sure, here = config.analysis.stall_after, shrunk(config.analysis, seconds).stall_after
+        usual, here = config.analysis.stall_after, shrink_windows(config.analysis, seconds).stall_after
         lines.append(
-            f"Rates are over what was seen, and what takes {sure:g} s to be told for sure is told after"
-            f" {here:g} s here; --for 2m is surer."
+            f"Rates cover that time, and conditions that normally need {usual:g} s were judged after"
+            f" {here:g} s. Use --for 2m for a more reliable answer."
         )
-    if reading is None:
+    if result.reading is None:
         lines.append("No poll ended in that time.")
     else:
-        lines += report(reading, paint)
+        lines += report(result.reading, paint)
     if forecast is not None:
-        lines += ["", "What each fix would do, simulated", *_foretold(forecast)]
-    return "\n".join([*lines, "", _ACCESS_LOG])
-
-
-def _foretold(forecast: WhatIf) -> list[str]:
-    if isinstance(forecast, str):
-        return [f"  {forecast}"]
-    from exporter.simulation.worker import as_text as told  # noqa: PLC0415 (as above)
-
-    name, present, result = forecast
-    return told(name, present, result).rstrip().splitlines()
+        lines += ["", "What each fix would do, simulated"]
+        lines += [f"  {forecast}"] if isinstance(forecast, str) else worker.as_text(*forecast).splitlines()
+    return [*lines, "", ACCESS_LOG]

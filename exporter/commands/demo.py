@@ -1,134 +1,89 @@
-"""``demo``: a simulated vLLM, or a recorded one served as if it were live, and the exporter on it."""
+"""``demo``: a simulated vLLM, or a recorded one served as if it were live, and the exporter that polls it."""
 
+import argparse
 import asyncio
+import logging
 import math
-import socket
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import resources
-from pathlib import Path
+from functools import partial
 from typing import Final, Protocol
 
 from aiohttp import web
-from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
-from exporter.commands.replay import as_text
-from exporter.config import Config, Fact, TargetConfig, WebConfig
+from exporter.commands._options import add_for
+from exporter.commands._outcome import OK
+from exporter.commands._timeline import describe_poll
+from exporter.config import Config, Fact, TargetConfig, WebConfig, add_flags
+from exporter.runtime import loop
 from exporter.runtime.sidecar import Sidecar
 from exporter.runtime.signals import stop_signal
 from exporter.standin.metrics_page import VERSIONS
+from exporter.standin.recording_loop import RecordingLoop, bundled_polls
 from exporter.standin.scenarios import RECORDED, SCENARIOS
 from exporter.standin.server import FakeServer
-from exporter.vllm.recording import Poll, read
+from exporter.standin.site import Site
 
-__all__ = ["Loop", "bundled", "run"]
+__all__ = ["add_arguments", "run", "show"]
 
-_RECORDING: Final = "exhaustion.jsonl.gz"
-_MAX_MODEL_LEN: Final = 2048
-_MAX_NUM_SEQS: Final = 32
-
-
-def bundled() -> Sequence[Poll]:
-    """The polls of the bundled recording: a real vLLM 0.28 whose KV cache is too small for its load."""
-    with resources.as_file(resources.files("exporter") / "data" / _RECORDING) as path:
-        return [item for item in read(Path(path)) if isinstance(item, Poll)]
+# Settings of the recorded server, which its metrics do not expose.
+_RECORDED_FACTS: Final = {"max_num_seqs": 32, "max_model_len": 2048}
 
 
-class Loop:
-    """A recording without an end: its bodies again and again, with counters that go on rising."""
-
-    def __init__(self, polls: Sequence[Poll]) -> None:
-        """Prepare.
-
-        Args:
-            polls: in time order; those that failed are left out.
-        """
-        good = [(poll.t - polls[0].t, poll.body) for poll in polls if poll.body is not None]
-        self._times = [t for t, _ in good]
-        self._bodies = [body for _, body in good]
-        self._gains = _gains(self._bodies[0], self._bodies[-1])
-        self.seconds = self._times[-1]
-
-    def at(self, seconds: float) -> bytes:
-        """The body at a time since the beginning."""
-        rounds, within = divmod(seconds, self.seconds)
-        body = self._bodies[bisect_right(self._times, within) - 1]
-        return self._raised(body, int(rounds)) if rounds else body
-
-    def _raised(self, body: bytes, rounds: int) -> bytes:
-        """Add to every counter what it gained in the rounds before."""
-        lines = body.split(b"\n")
-        for index, line in enumerate(lines):
-            series, _, value = line.rpartition(b" ")
-            gain = self._gains.get(series)
-            if gain:
-                lines[index] = b"%s %r" % (series, float(value) + rounds * gain)
-        return b"\n".join(lines)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.usage = "%(prog)s [--scenario NAME] [OPTION ...]"
+    parser.add_argument(
+        "--scenario",
+        choices=(*SCENARIOS, RECORDED),
+        default="day",
+        metavar="NAME",
+        help=f"{', '.join(SCENARIOS)}, or {RECORDED}: a real vLLM with too small a KV cache (default: day)",
+    )
+    add_for(parser)
+    add_flags(parser)
 
 
-def _gains(first: bytes, last: bytes) -> Mapping[bytes, float]:
-    """What each counting series gained from the first body to the last, by its text."""
-    counting = {
-        sample.name
-        for family in text_string_to_metric_families(first.decode())
-        if family.type in ("counter", "histogram", "summary")
-        for sample in family.samples
-    }
-    before, after = _series(first, counting), _series(last, counting)
-    return {series: value - before.get(series, 0.0) for series, value in after.items()}
-
-
-def _series(body: bytes, names: set[str]) -> dict[bytes, float]:
-    values = {}
-    for line in body.split(b"\n"):
-        series, _, value = line.rpartition(b" ")
-        if series and series.partition(b"{")[0].decode() in names and not line.startswith(b"#"):
-            values[series] = float(value)
-    return values
-
-
-async def _serve(loop: Loop) -> tuple[web.AppRunner, str]:
-    start = time.monotonic()
-
-    async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=loop.at(time.monotonic() - start), headers={"Content-Type": "text/plain"})
-
-    app = web.Application()
-    app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    listener = socket.create_server(("127.0.0.1", 0))
-    await web.SockSite(runner, listener).start()
-    return runner, f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
-
-
-async def run(
-    config: Config, say: Callable[[str], None], *, scenario: str = "day", seconds: float | None
-) -> None:
+def run(options: argparse.Namespace, config: Config) -> int:
     """Run the demo until SIGINT or SIGTERM, or for some seconds.
 
+    Raises:
+        OSError: the configured address cannot be listened on.
+    """
+    logging.getLogger().setLevel(logging.WARNING)  # the terminal is for the demo's own lines
+    write = partial(print, flush=True)
+    loop.run(show(config, write, scenario=options.scenario, seconds=options.seconds))
+    return OK
+
+
+async def show(
+    config: Config, write: Callable[[str], None], *, scenario: str = "day", seconds: float | None
+) -> None:
+    """Start the stand-in and an exporter that polls it, and write a line per second.
+
     Args:
-        config: whose listen address and pace count. Where the default port is taken any free one is used.
-        say: gets a line of text for the terminal.
+        config: its targets are ignored. Where the default port is taken, any free one is used.
+        write: prints a line.
         scenario: a name of `SCENARIOS`, or `RECORDED`.
-        seconds: how long, None for until it is stopped.
+        seconds: the length of the demo, None for until a signal.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: the configured address cannot be listened on.
     """
     stopped = stop_signal()
     story: _Story = _Recorded() if scenario == RECORDED else _Simulated(scenario)
     url = await story.start()
     sidecar: Sidecar | None = None
     try:
-        sidecar, base = await _start(replace(config, targets=(TargetConfig(url=url, facts=story.facts),)))
+        targets = (TargetConfig(url=url, facts=story.facts),)
+        config = replace(config, targets=targets, targets_dns=(), targets_file_sd=())
+        sidecar, base = await _start(config)
         for line in (*story.about, *_addresses(url, base), f"{story.watch} Ctrl-C ends it.\n"):
-            say(line)
-        await _show(sidecar, story, say, stopped, seconds)
+            write(line)
+        await _follow(sidecar, story, write, stopped, seconds)
     finally:
         if sidecar is not None:
             await sidecar.stop()
@@ -136,11 +91,11 @@ async def run(
 
 
 class _Story(Protocol):
-    """What the exporter watches in the demo.
+    """The server that the exporter polls in the demo.
 
     Attributes:
-        facts: what is known of the server that it does not tell itself.
-        about, watch: what it is, and what to look at.
+        facts: settings of the server that it does not expose itself.
+        about, watch: lines that describe it, and the sentence that says what to watch for.
     """
 
     facts: Mapping[str, Fact]
@@ -151,32 +106,38 @@ class _Story(Protocol):
         """Serve, and return the URL of the metrics."""
 
     async def stop(self) -> None:
-        """End it."""
+        """Stop serving."""
 
     def news(self, seconds: float) -> str | None:
-        """What begins now, if anything does."""
+        """Return a line about the act that starts now, if one does."""
 
 
 class _Recorded:
-    """The bundled recording, again and again."""
+    """The bundled recording in a loop."""
 
     def __init__(self) -> None:
-        self._loop = Loop(bundled())
-        self._runner: web.AppRunner | None = None
-        self.facts: Mapping[str, Fact] = {"max_num_seqs": _MAX_NUM_SEQS, "max_model_len": _MAX_MODEL_LEN}
-        seconds = f"{self._loop.seconds:.0f} s"
+        self._loop = RecordingLoop(bundled_polls())
+        self._site = Site()
+        self.facts: Mapping[str, Fact] = _RECORDED_FACTS
         self.about: tuple[str, ...] = (
-            f"A recorded vLLM 0.28 with too small a KV cache, {seconds}, again and again:",
+            f"A recorded vLLM 0.28 with too small a KV cache: {self._loop.seconds:.0f} s in a loop.",
         )
-        self.watch = "Watch running fall and waiting rise before the counter of preemptions moves."
+        self.watch = "Watch running fall and waiting rise before the preemption counter moves."
 
     async def start(self) -> str:
-        self._runner, url = await _serve(self._loop)
-        return url
+        start = time.monotonic()
+
+        async def metrics(_request: web.Request) -> web.Response:
+            body = self._loop.at(time.monotonic() - start)
+            return web.Response(body=body, headers={"Content-Type": "text/plain"})
+
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        await self._site.open(app)
+        return f"{self._site.url}/metrics"
 
     async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        await self._site.close()
 
     def news(self, seconds: float) -> str | None:  # noqa: ARG002 (nothing changes)
         return None
@@ -191,13 +152,13 @@ class _Simulated:
             name, host="127.0.0.1", port=0, version=VERSIONS[-1], model="simulated-8b", seed=1
         )
         self._act: str | None = None
-        self.facts: Mapping[str, Fact] = {}  # the server tells them itself
+        self.facts: Mapping[str, Fact] = {}  # the server exposes them
         acts = self._scenario.acts
         self.about: tuple[str, ...] = (
-            f"A simulated vLLM, no GPU and no model behind it: {self._scenario.about}.",
+            f"A simulated vLLM, without a GPU or a model: {self._scenario.about}.",
             *(f"  {act.seconds:4.0f} s  {act.name}: {act.about}" for act in acts if len(acts) > 1),
         )
-        self.watch = "Watch the verdict at the end of each line follow the story, and the page with it."
+        self.watch = "Watch the verdict at the end of each line and on the page follow the story."
 
     async def start(self) -> str:
         return f"{await self._server.start()}/metrics"
@@ -223,14 +184,26 @@ def _addresses(url: str, base: str) -> tuple[str, ...]:
     )
 
 
-async def _show(
+async def _start(config: Config) -> tuple[Sidecar, str]:
+    """Start the exporter; returns it and its base URL."""
+    sidecar = Sidecar(config)
+    try:
+        return sidecar, await sidecar.start()
+    except OSError:
+        if config.web != WebConfig():
+            raise
+    sidecar = Sidecar(replace(config, web=WebConfig(listen_address="127.0.0.1:0")))
+    return sidecar, await sidecar.start()
+
+
+async def _follow(
     sidecar: Sidecar,
     story: _Story,
-    say: Callable[[str], None],
+    write: Callable[[str], None],
     stopped: asyncio.Future[str],
     seconds: float | None,
 ) -> None:
-    """A status line per second, until the signal or the end of the time."""
+    """Write a status line per second, until a signal or the end of the time."""
     start = time.monotonic()
     end = math.inf if seconds is None else start + seconds
     due = start
@@ -241,28 +214,17 @@ async def _show(
             passed = time.monotonic() - start
             news = story.news(passed)
             if news is not None:
-                say(news)
-            say(f"{as_text(passed, sidecar.reading)}  {_said(sidecar.reading)}")
+                write(news)
+            write(f"{describe_poll(passed, sidecar.reading)}  {_verdict(sidecar.reading)}")
 
 
-def _said(reading: TargetReading) -> str:
-    """The worst verdict, and findings that somebody should look at."""
-    judged = [(reading.judgement.severity, reading.judgement.verdict)]
-    judged += [(each.judgement.severity, each.judgement.verdict) for each in reading.engines.values()]
-    severity, verdict = max(judged)
+def _verdict(reading: TargetReading) -> str:
+    """Return the worst verdict and all findings."""
+    judgements = [(reading.judgement.severity, reading.judgement.verdict)]
+    judgements += [(each.judgement.severity, each.judgement.verdict) for each in reading.engines.values()]
+    severity, verdict = max(judgements)
     words = [verdict if severity is Severity.NONE else f"{verdict} ({severity.value})"]
-    found = [each.findings for each in reading.engines.values()]
-    found += [each.findings for each in reading.models.values()]
-    words += dict.fromkeys(word for each in found for word in each)
+    findings = [engine.findings for engine in reading.engines.values()]
+    findings += [model.findings for model in reading.models.values()]
+    words += dict.fromkeys(finding for several in findings for finding in several)
     return ", ".join(words)
-
-
-async def _start(config: Config) -> tuple[Sidecar, str]:
-    sidecar = Sidecar(config)
-    try:
-        return sidecar, await sidecar.start()
-    except OSError:
-        if config.web != WebConfig():
-            raise
-    sidecar = Sidecar(replace(config, web=WebConfig(listen_address="127.0.0.1:0")))
-    return sidecar, await sidecar.start()

@@ -1,30 +1,88 @@
-"""``record``: keep what a server answers, with the same poller as ``serve``."""
+"""``record``: save a server's responses to a file, with the poller of ``serve``."""
 
+import argparse
 import asyncio
 import contextlib
-import errno
-import os
+import logging
 import secrets
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from exporter.analysis.pipeline import Pipeline
-from exporter.config import Config
+from exporter.commands._options import ACCESS_LOG, add_for, add_url, only_target
+from exporter.commands._outcome import FAILED, OK, CommandError, reason
+from exporter.commands._progress import StatusLine
+from exporter.config import Config, add_flags
+from exporter.runtime import loop
 from exporter.runtime.poller import Pace, PollOutcome, Watcher
 from exporter.runtime.signals import stop_signal
 from exporter.vllm import prober
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.recording import Header, Poll, Writer, anonymise
 
-__all__ = ["run"]
+__all__ = ["add_arguments", "run"]
+
+_EXISTS: Final = "{} exists; choose another file or --force"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.usage = "%(prog)s [URL] -o FILE [OPTION ...]"
+    parser.epilog = ACCESS_LOG
+    add_url(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="the file to write, .jsonl or .jsonl.gz",
+    )
+    add_for(parser)
+    parser.add_argument(
+        "--anonymise", action="store_true", help="replace the names of models and adapters by hashes"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    add_flags(parser)
+
+
+def run(options: argparse.Namespace, config: Config) -> int:
+    """Record until SIGINT or SIGTERM, or for some seconds.
+
+    Returns:
+        0, or 1 where no poll succeeded.
+
+    Raises:
+        UsageError: the configuration names several servers.
+        CommandError: the file exists or cannot be written; what was written before stays.
+    """
+    only_target(config, "record")
+    path: Path = options.output
+    progress = StatusLine()
+    if progress.terminal:
+        logging.getLogger().setLevel(logging.ERROR)  # the status line has all of it
+    if path.exists() and not options.force:  # before the server is polled
+        raise CommandError(_EXISTS.format(path))
+    try:
+        polls, failed = loop.run(_record(options, config, progress))
+    except FileExistsError:
+        raise CommandError(_EXISTS.format(path)) from None
+    except OSError as problem:  # the file's: those of the server are recorded
+        progress.end()
+        raise CommandError(f"cannot write {path}: {reason(problem, with_file=False)}") from problem
+    progress.end()
+    print(f"{path}: {polls} polls, {failed} failed", file=sys.stderr)
+    return OK if polls > failed else FAILED
 
 
 class _Recorder:
-    """Writes each outcome and keeps count.
+    """Writes each poll and counts.
 
     Attributes:
-        broken: fails with the error of the file once it cannot be written any more.
+        polls, failed: all, and those without a body.
+        broken: fails with the file's error once it cannot be written.
     """
 
     def __init__(self, writer: Writer, progress: Callable[[str], None], salt: bytes | None) -> None:
@@ -37,11 +95,12 @@ class _Recorder:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def note(self, outcome: PollOutcome) -> None:
+        """Write the response of one poll."""
         if self.broken.done():
             return
-        answer, t = outcome.answer, outcome.reading.t
-        self._origin = t if self._origin is None else self._origin
-        t = round(t - self._origin, 3)
+        answer, reading = outcome.answer, outcome.reading
+        self._origin = reading.t if self._origin is None else self._origin
+        t = round(reading.t - self._origin, 3)
         body = answer.body
         if body is not None and self._salt is not None:
             body = anonymise(body, salt=self._salt)
@@ -52,55 +111,28 @@ class _Recorder:
             return
         self.polls += 1
         self.failed += body is None
-        engines = len(outcome.reading.engines)
-        state = (
-            outcome.reading.error
-            or f"{len(body or b'')} bytes, {engines} engine{'s' if engines != 1 else ''}"
-        )
-        self._progress(f"{t:8.1f}s  {self.polls} polls, {self.failed} failed  last: {state}")
+        engines = f"{len(reading.engines)} engine{'s' if len(reading.engines) != 1 else ''}"
+        last = reading.error or f"{len(body or b'')} bytes, {engines}"
+        self._progress(f"{t:8.1f}s  {self.polls} polls, {self.failed} failed  last: {last}")
 
 
-async def run(
-    config: Config,
-    path: Path,
-    progress: Callable[[str], None],
-    *,
-    seconds: float | None,
-    anonymised: bool,
-    force: bool,
+async def _record(
+    options: argparse.Namespace, config: Config, progress: Callable[[str], None]
 ) -> tuple[int, int]:
-    """Record until SIGINT or SIGTERM, or for some seconds.
-
-    Args:
-        config: whose target and pace count.
-        path: of the file; gzipped when it ends in ``.gz``.
-        progress: gets a line after every poll.
-        seconds: how long, None for until it is stopped.
-        anonymised: whether names of models and adapters are replaced by hashes.
-        force: whether an existing file is overwritten.
-
-    Returns:
-        Polls recorded, and how many of them failed.
-
-    Raises:
-        FileExistsError: there is such a file, and `force` was not given.
-        OSError: the file cannot be written (any more); what was written before stays.
-    """
-    if not force:
-        _check_free(path)  # before anybody is asked anything
+    """Record; returns the number of polls, and of those that failed."""
+    path, target = options.output, config.targets[0]
     stopped = stop_signal()
-    target = config.targets[0]
     client = MetricsClient(target, config.poll)
     try:
-        told = await _unless(stopped, prober.header_of(client)) or {}
-        header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), told)
-        with contextlib.closing(Writer(path, header, force=force)) as writer:
-            recorder = _Recorder(writer, progress, secrets.token_bytes(8) if anonymised else None)
+        probes = await _unless(stopped, prober.header_of(client)) or {}
+        header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), probes)
+        with contextlib.closing(Writer(path, header, force=options.force)) as writer:
+            recorder = _Recorder(writer, progress, secrets.token_bytes(8) if options.anonymise else None)
             pipeline = Pipeline(config.analysis, target.facts, config.poll.interval)
             watcher = Watcher(client, pipeline, Pace(config.poll.interval), recorder.note)
             polling = asyncio.create_task(watcher.run())
-            await _first({stopped, recorder.broken}, seconds)
-            await _cancelled(polling)
+            await _first({stopped, recorder.broken}, options.seconds)
+            await _cancel(polling)
             if recorder.broken.done():
                 recorder.broken.result()
     finally:
@@ -108,20 +140,15 @@ async def run(
     return recorder.polls, recorder.failed
 
 
-def _check_free(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
 async def _unless(
     stopped: asyncio.Future[str], work: Coroutine[Any, Any, dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """The result of some work, None when the command is stopped before."""
+    """Return the result of `work`, or None when the command is stopped first."""
     task = asyncio.create_task(work)
     await _first({stopped, task})
     if task.done():
         return task.result()
-    await _cancelled(task)
+    await _cancel(task)
     return None
 
 
@@ -129,7 +156,7 @@ async def _first(futures: set[asyncio.Future[Any]], seconds: float | None = None
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _cancelled(task: asyncio.Task[Any]) -> None:
+async def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

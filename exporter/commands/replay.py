@@ -1,82 +1,51 @@
-"""A recording through the same pipeline as a live server, as fast as it can; time is the file's."""
+"""``replay``: run a recording through the analysis of a live server, as fast as possible."""
 
+import argparse
 import json
-from collections.abc import Iterator
+import sys
 from pathlib import Path
-from typing import Any, Final
 
-from exporter.analysis.pipeline import Pipeline, TargetReading
-from exporter.analysis.words import WORDS
-from exporter.config import Config, parse_facts
-from exporter.publish.status import engine_names, poll_object
-from exporter.vllm.answers import from_header
-from exporter.vllm.recording import Header, read
+from exporter.analysis.pipeline import TargetReading
+from exporter.commands._outcome import OK, CommandError
+from exporter.commands._timeline import describe_poll, feed_recording
+from exporter.config import Config, add_flags
+from exporter.publish.status import poll_object
+from exporter.vllm.recording import RecordingError
 
-__all__ = ["as_json", "as_text", "feeds", "readings"]
-
-_SHOWN: Final = (
-    "requests_running",
-    "requests_waiting",
-    "kv_usage_ratio",
-    "kv_usage_max_ratio",
-    "preemptions_per_second",
-    "preemptions_total",
-    "generation_tokens_per_second",
-)
+__all__ = ["add_arguments", "run"]
 
 
-def readings(path: Path, config: Config) -> Iterator[tuple[float, TargetReading]]:
-    """Each poll's time from the first poll, and what was known after it; see `feeds`."""
-    for t, reading, _ in feeds(path, config):
-        yield t, reading
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.usage = "%(prog)s FILE [--format text|json] [OPTION ...]"
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording, plain or gzipped")
+    parser.add_argument(
+        "--format",
+        choices=("text", "json"),
+        default="text",
+        metavar="text|json",
+        help="print a line per poll for people (the default), or a JSON object per poll",
+    )
+    add_flags(parser)
 
 
-def feeds(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pipeline]]:
-    """Each poll's time from the first poll, what was known after it, and the pipeline that knows more.
-
-    The header's ``config`` counts as the operator's configuration, its ``probes`` as the server's answers.
+def run(options: argparse.Namespace, config: Config) -> int:
+    """Print every poll of the recording.
 
     Raises:
-        RecordingError: a line cannot be read; all before it was yielded.
+        CommandError: a line of the file is invalid; all polls before it were printed.
         OSError: the file cannot be read.
     """
-    items = read(path)
-    header = next(items)
-    assert isinstance(header, Header)  # noqa: S101 (what read() promises)
-    told, _ = parse_facts(header.config, strict=False)
-    pipeline = Pipeline(
-        config.analysis, {**config.targets[0].facts, **told}, header.interval, config.engine.args
-    )
-    answers = from_header(header.probes)
-    origin: float | None = None
-    for poll in items:
-        assert not isinstance(poll, Header)  # noqa: S101 (only the first item is one)
-        origin = poll.t if origin is None else origin
-        t = poll.t - origin
-        yield t, pipeline.feed(t, poll.body, poll.error, answers), pipeline
+    form = _to_json if options.format == "json" else describe_poll
+    try:
+        for t, reading, _ in feed_recording(options.file, config):
+            print(form(t, reading))
+    except RecordingError as problem:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # before the error
+        raise CommandError(f"{options.file}: {problem}") from problem
+    return OK
 
 
-def as_json(t: float, reading: TargetReading) -> str:
-    """One line of JSON Lines."""
+def _to_json(t: float, reading: TargetReading) -> str:
     return json.dumps(poll_object(t, reading), separators=(",", ":"), allow_nan=False)
-
-
-def as_text(t: float, reading: TargetReading) -> str:
-    """One line per engine for people; a dash is unknown."""
-    state = "up" if reading.up else f"down ({_inert(reading.error or '')})"
-    engines = engine_names(reading)
-    if not engines:
-        return f"{t:9.1f}s  {state}"
-    return "\n".join(
-        f"{t:9.1f}s  {state}  engine {_inert(name)}  {_numbers(engine.signals.known())}"
-        for name, engine in engines.items()
-    )
-
-
-def _inert(text: str) -> str:
-    """A text from outside as it may go to a terminal: escape sequences are shown, not obeyed."""
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-
-
-def _numbers(signals: dict[str, Any]) -> str:
-    return "  ".join(WORDS[name].phrase(signals.get(name, "-")) for name in _SHOWN)

@@ -1,28 +1,33 @@
-"""``rules``: print the rules that ship with the exporter, adapted to an installation."""
+"""``rules``: print the Prometheus rules that ship with the exporter, adapted to an installation."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
+from exporter.commands._outcome import OK, UsageError
+from exporter.config import Config
 from exporter.publish.alerts.table import RUNBOOK_BASE
-from exporter.rules import native, sidecar
+from exporter.rules import native, options, sidecar
 from exporter.rules.form import Group, adapted, alert_names, prometheus, prometheusrule
-from exporter.rules.options import Options, Thresholds, add_arguments
 
-__all__ = ["OptionsError", "default", "printed"]
-
-
-class OptionsError(ValueError):
-    """Options that cannot be used together; says what was wanted and what was got."""
+__all__ = ["add_arguments", "run"]
 
 
-def printed(given: argparse.Namespace) -> str:
-    """The rules as the options want them.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.usage = "%(prog)s [--native] [OPTION ...]"
+    options.add_arguments(parser)
+
+
+def run(given: argparse.Namespace, _config: Config) -> int:
+    """Print the rules.
 
     Raises:
-        OptionsError: an alert to disable does not exist, or a threshold has no rule.
+        UsageError: an alert to disable does not exist, or a threshold has no rule.
     """
-    options = Options(
+    if given.thresholds and not given.native:
+        raise UsageError("--threshold needs --native: the exporter's thresholds are in its configuration")
+    installation = options.Options(
         selector=given.selector,
         job=given.job,
         server_label=given.server_label,
@@ -32,31 +37,22 @@ def printed(given: argparse.Namespace) -> str:
         labels=dict(given.labels),
         disabled=frozenset(given.disabled),
     )
-    if given.thresholds and not given.native:
-        raise OptionsError("--threshold needs --native: the exporter's thresholds stand in its configuration")
-    groups = _groups(options, native_rules=given.native, thresholds=dict(given.thresholds))
-    _check_disabled(options.disabled, alert_names(groups))
-    groups = adapted(groups, options)
-    head = native.HEAD if given.native else sidecar.HEAD
-    if given.format == "prometheusrule":
-        return prometheusrule(groups, head, "vllm-native" if given.native else "vllm-pressure")
-    return prometheus(groups, head)
-
-
-def default(*, native_rules: bool = False) -> str:
-    """What the command prints without further options: the committed files."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return printed(parser.parse_args(["--native"] if native_rules else []))
-
-
-def _groups(options: Options, *, native_rules: bool, thresholds: Mapping[str, float]) -> tuple[Group, ...]:
-    if native_rules:
-        return native.groups(options, replace(Thresholds(), **thresholds))
-    return sidecar.groups(options)
+    groups: tuple[Group, ...]
+    if given.native:
+        groups = native.groups(installation, replace(options.Thresholds(), **dict(given.thresholds)))
+        head, name = native.HEAD, "vllm-native"
+    else:
+        groups, head, name = sidecar.groups(installation), sidecar.HEAD, "vllm-pressure"
+    _check_disabled(given.disabled, alert_names(groups))
+    groups = adapted(groups, installation)
+    text = (
+        prometheusrule(groups, head, name) if given.format == "prometheusrule" else prometheus(groups, head)
+    )
+    print(text, end="")
+    return OK
 
 
 def _check_disabled(disabled: Iterable[str], known: tuple[str, ...]) -> None:
     unknown = sorted(set(disabled) - set(known))
     if unknown:
-        raise OptionsError(f"no such alert: {', '.join(unknown)}; there are {', '.join(known)}")
+        raise UsageError(f"unknown alert {', '.join(unknown)}; expected one of {', '.join(known)}")

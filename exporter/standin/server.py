@@ -5,22 +5,20 @@ is not: see `exporter.standin.metrics_page`.
 """
 
 import asyncio
-import socket
 import time
-from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from aiohttp import web
 
 from exporter.config import Fact, arguments
-from exporter.runtime.signals import stop_signal
 from exporter.simulation.in_flight import Live
 from exporter.simulation.run import Run
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
-from exporter.standin.metrics_page import VERSIONS, EngineFigures, Finished, Page
+from exporter.standin.metrics_page import EngineFigures, Finished, Page
 from exporter.standin.scenarios import SCENARIOS, Life, Scenario, Server, arrivals_of, lives
+from exporter.standin.site import Site
 
-__all__ = ["FakeServer", "Play", "run"]
+__all__ = ["FakeServer", "Play"]
 
 # How often it goes on while nobody asks: a scrape after an hour's silence is to hold nobody up.
 _TICK_SECONDS: Final = 0.25
@@ -176,22 +174,20 @@ def _labels(server: Server) -> dict[str, str]:
 
 
 class FakeServer:
-    """Serves a play on a port of its own; while the play's server is down, so is the port."""
+    """Serves a play on a port of its own, which is closed while the play's server is down."""
 
     def __init__(self, scenario: str, *, host: str, port: int, version: str, model: str, seed: int) -> None:
         """Prepare, without opening anything."""
-        self._host = host
-        self._port = port
+        self._site = Site(host, port)
         self._version = version
         self._model = model
         self._start = time.monotonic()
         self.play = Play(SCENARIOS[scenario], version, model, seed, time.time())
-        self._runner: web.AppRunner | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     async def start(self) -> str:
@@ -201,42 +197,25 @@ class FakeServer:
             OSError: the port cannot be listened on.
         """
         self._start = time.monotonic()
-        await self._open()
+        await self._site.open(self._app())
         self._task = asyncio.create_task(self._live())
-        return f"http://{self._host}:{self._port}"
+        return self._site.url
 
     async def stop(self) -> None:
-        """End it."""
+        """Close the port and stop the play."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        await self._close()
-
-    async def _open(self) -> None:
-        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            listener = socket.create_server((self._host, self._port))
-        except OSError:
-            await runner.cleanup()
-            raise
-        self._port = listener.getsockname()[1]
-        await web.SockSite(runner, listener).start()
-        self._runner = runner
-
-    async def _close(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._site.close()
 
     async def _live(self) -> None:
-        """Go on while nobody asks, and open and close the port as the play wants it."""
+        """Advance the play while nobody polls; close and open the port as the play wants."""
         while True:
             up = self.play.at(self.elapsed)
-            if up and self._runner is None:
-                await self._open()
+            if up and not self._site.is_open:
+                await self._site.open(self._app())
             elif not up:
-                await self._close()
+                await self._site.close()
             await asyncio.sleep(_TICK_SECONDS)
 
     def _app(self) -> web.Application:
@@ -282,47 +261,3 @@ class FakeServer:
             "max_model_len": self.play.server.engine.max_model_len,
             "permission": [],
         }
-
-
-async def run(  # noqa: PLR0913 -- the flags of a command
-    scenario: str,
-    *,
-    host: str,
-    port: int,
-    replicas: int,
-    version: str = VERSIONS[-1],
-    model: str,
-    seed: int,
-    say: Callable[[str], None],
-) -> None:
-    """Serve so many fake servers until SIGTERM or SIGINT.
-
-    Raises:
-        OSError: a port cannot be listened on.
-    """
-    stopped = stop_signal()
-    servers = [
-        FakeServer(
-            scenario,
-            host=host,
-            port=port + number if port else 0,
-            version=version,
-            model=model,
-            seed=seed + number,
-        )
-        for number in range(replicas)
-    ]
-    started: list[FakeServer] = []
-    try:
-        for server in servers:
-            url = await server.start()
-            started.append(server)
-            say(f"{url}/metrics  simulated vLLM {version}, {scenario}")
-        await stopped
-    finally:
-        await _stop(started)
-
-
-async def _stop(servers: Sequence[FakeServer]) -> None:
-    for server in servers:
-        await server.stop()

@@ -98,9 +98,9 @@ def test_colour_is_only_an_addition(storm):
 def test_windows_shrink_to_the_time_there_is():
     """In 12 s nothing can have lasted for a minute; long checks keep the usual windows."""
     usual = AnalysisConfig()
-    short = check.shrunk(usual, 12)
+    short = check.shrink_windows(usual, 12)
     assert short.stall_after == short.deadlock_after == short.queue_window == 9
-    assert check.shrunk(usual, 300).stall_after == usual.stall_after
+    assert check.shrink_windows(usual, 300).stall_after == usual.stall_after
 
 
 def test_control_characters_of_the_server_are_inert(storm):

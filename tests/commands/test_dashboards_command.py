@@ -13,7 +13,8 @@ from support.dashboard_files import NAMES, ROOT, document
 from support.process import free_port
 
 from exporter import cli
-from exporter.commands.dashboards import DashboardError, adapted
+from exporter.commands._outcome import CommandError
+from exporter.commands.dashboards import adapt
 
 TOKEN = "glsa_hunter2-is-not-shown"
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -141,7 +142,7 @@ def test_runbooks_may_be_elsewhere(run):
 
 def test_another_label_may_tell_servers_apart():
     """In selectors, groups, variables and hidden columns; the variable keeps its name."""
-    text = json.dumps(adapted("fleet", server_label="host"))
+    text = json.dumps(adapt("fleet", server_label="host"))
     assert 'host=~\\"$pod\\"' in text
     assert "by (cluster, namespace, host, target, instance" in text
     assert '\\"server\\", \\"|\\", \\"target\\", \\"host\\", \\"instance\\"' in text
@@ -157,8 +158,8 @@ def test_another_label_may_tell_servers_apart():
 @pytest.mark.parametrize("label", ["", "a-b", "x{", '"'])
 def test_a_label_that_is_none_is_refused(label):
     """Before anything of it gets into an expression."""
-    with pytest.raises(DashboardError, match="--server-label: expected the name of a label"):
-        adapted("engine", server_label=label)
+    with pytest.raises(CommandError, match="--server-label: expected the name of a label"):
+        adapt("engine", server_label=label)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_label_that_is_none_is_refused(label):
     [
         (("print",), "print needs one name: fleet, engine, exporter"),
         (("print", "engine", "fleet"), "print needs one name"),
-        (("print", "gpu"), "no dashboard is called gpu"),
+        (("print", "gpu"), "unknown dashboard gpu"),
         (("push",), "push needs --grafana URL"),
         (("push", "--grafana", "grafana:3000"), "expected a URL such as http://grafana:3000"),
         (("push", "--grafana", "file:///etc/passwd"), "expected a URL"),
@@ -214,7 +215,7 @@ def test_what_is_there_is_replaced_only_when_told_so(run, grafana):
     """Somebody may have changed it."""
     run("push", "engine", "--grafana", grafana.url)
     status, out, err = run("push", "--grafana", grafana.url)
-    assert (status, "vllm-pressure-engine is there already; --overwrite replaces it" in err) == (1, True)
+    assert (status, "vllm-pressure-engine exists already; --overwrite replaces it" in err) == (1, True)
     assert grafana.dashboards.keys() == {
         "vllm-pressure-engine",
         "vllm-pressure-fleet",
@@ -222,7 +223,7 @@ def test_what_is_there_is_replaced_only_when_told_so(run, grafana):
     }
     assert "engine" not in out
     _, _, err = run("push", "fleet", "engine", "--grafana", grafana.url)
-    assert "vllm-pressure-fleet, vllm-pressure-engine are there already; --overwrite replaces them" in err
+    assert "vllm-pressure-fleet, vllm-pressure-engine exist already; --overwrite replaces them" in err
     status, _, _ = run("push", "engine", "--grafana", grafana.url, "--overwrite")
     assert status == 0
     assert grafana.dashboards["vllm-pressure-engine"]["overwrite"] is True
@@ -257,13 +258,13 @@ def test_the_token_goes_before_what_a_netrc_says(run, grafana, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("says", "complaint"),
     [
-        ((401, b"{}"), "does not take the token in GRAFANA_TOKEN"),
-        ((403, b'{"message": "no"}'), "the role Editor is needed"),
-        ((302, b""), "redirects to https://elsewhere.example/login; give that address as --grafana"),
-        ((500, b'{"message": "database is locked"}'), "answered 500: database is locked"),
-        ((502, b"<html>"), "answered 502: Bad Gateway"),
-        ((404, b"[]"), "answered 404: Not Found"),
-        ((200, b"<html>Welcome"), "with no JSON; is it the address of a Grafana?"),
+        ((401, b"{}"), "rejects the token in GRAFANA_TOKEN"),
+        ((403, b'{"message": "no"}'), "it needs the role Editor"),
+        ((302, b""), "redirects to https://elsewhere.example/login; pass that address as --grafana"),
+        ((500, b'{"message": "database is locked"}'), "returned 500: database is locked"),
+        ((502, b"<html>"), "returned 502: Bad Gateway"),
+        ((404, b"[]"), "returned 404: Not Found"),
+        ((200, b"<html>Welcome"), "returned no JSON for /api/dashboards/db; is it the address of a Grafana?"),
     ],
 )
 def test_a_refusal_is_told_in_words(run, grafana, says, complaint):
@@ -289,9 +290,9 @@ def test_who_asks_without_a_name_is_told_how_to_give_one(run, grafana, monkeypat
     """Nobody, and somebody with a wrong password."""
     monkeypatch.delenv("GRAFANA_TOKEN")
     _, _, err = run("push", "engine", "--grafana", grafana.url)
-    assert "wants to know who asks: set GRAFANA_TOKEN" in err
+    assert "needs a login: set GRAFANA_TOKEN" in err
     _, _, err = run("push", "engine", "--grafana", grafana.url.replace("://", "://admin:wrong@"))
-    assert "does not take this user and password" in err
+    assert "rejects this user and password" in err
     assert "wrong" not in err
 
 
@@ -310,7 +311,7 @@ def test_a_grafana_that_is_not_there_is_told(run):
     port = free_port()
     status, _, err = run("push", "--grafana", f"http://admin:hunter2@127.0.0.1:{port}")
     assert status == 1
-    assert f"http://127.0.0.1:{port} cannot be reached: no connection" in err
+    assert f"cannot reach http://127.0.0.1:{port}: no connection" in err
     assert "hunter2" not in err
 
 

@@ -14,7 +14,7 @@ from support import real_recordings
 from support.process import Command, until
 
 from exporter import cli
-from exporter.commands import whatif
+from exporter.commands._progress import progress_bar
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig, WhatIfConfig
 from exporter.publish.web import forecasts
 from exporter.runtime.sidecar import Sidecar
@@ -145,10 +145,10 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_a_bar_and_a_pipe_silence():
     """By tqdm; it is gone when the work is done."""
-    with whatif.progress_bar(io.StringIO()) as silence:
+    with progress_bar(io.StringIO()) as silence:
         assert silence is None
     stream = Terminal()
-    with whatif.progress_bar(stream) as progress:
+    with progress_bar(stream) as progress:
         for done in range(1, 5):
             progress(done, 4)
             time.sleep(0.05)  # tqdm draws ten times a second at the most
@@ -160,7 +160,7 @@ def test_without_the_extra_there_is_a_plain_line(monkeypatch):
     """The bar is optional."""
     monkeypatch.setitem(sys.modules, "tqdm", None)
     stream = Terminal()
-    with whatif.progress_bar(stream) as progress:
+    with progress_bar(stream) as progress:
         progress(3, 9)
     assert "3 of 9 runs" in stream.getvalue()
 

@@ -15,7 +15,7 @@ from support.dashboard_prometheus import prometheus_of
 from support.dashboard_scenes import SCRAPE, SECONDS, STORM, fleet
 
 from exporter.analysis import catalogue
-from exporter.commands.dashboards import adapted
+from exporter.commands.dashboards import adapt
 
 pytestmark = pytest.mark.programs
 
@@ -121,7 +121,7 @@ def test_the_engine_needs_no_scrape_of_vllm(prometheus):
 
 def test_a_server_outside_kubernetes_is_chosen_by_another_label(prometheus):
     """``--server-label instance``: the variable has its values, and selectors obey it."""
-    board = adapted("engine", server_label="instance")
+    board = adapt("engine", server_label="instance")
     query = next(one for one in board["templating"]["list"] if one["name"] == "pod")["query"]["query"]
     assert query.endswith(", instance)")
     panels = [panel for one in board["panels"] for panel in (one, *one.get("panels", ()))]

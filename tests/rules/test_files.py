@@ -7,7 +7,6 @@ import yaml
 from support.promtool import RULES, promtool
 
 from exporter.cli import main
-from exporter.commands.rules import default
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 from exporter.rules.options import Thresholds
 from exporter.vllm.names import NAMES, PREFIXES, spellings
@@ -19,6 +18,11 @@ def rules(capsys, *arguments: str) -> str:
     """What the command prints."""
     assert main(["rules", *arguments]) == 0
     return capsys.readouterr().out
+
+
+def committed(kind: str) -> str:
+    """The file that ships."""
+    return RULES[kind].read_text(encoding="utf-8")
 
 
 def alerts(text: str) -> dict[str, dict]:
@@ -36,9 +40,9 @@ def expressions(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_committed_file_is_current(kind):
+def test_the_committed_file_is_current(kind, capsys):
     """It is what the command prints without options."""
-    assert RULES[kind].read_text(encoding="utf-8") == default(native_rules=kind == "native")
+    assert committed(kind) == rules(capsys, *KINDS[kind])
 
 
 @pytest.mark.programs
@@ -67,15 +71,15 @@ def test_promtool_finds_nothing_to_say(kind, options, tmp_path, capsys):
 def test_every_series_is_one_of_the_exporters():
     """A name that the table does not have would make a rule that never fires."""
     known = {row.series for row in (*METRICS, *EXPORTER_METRICS)}
-    recorded = re.findall(r"record: (\S+)", default())
-    found = set(re.findall(r"(?<![\w:])vllm_pressure_\w+(?![\w:])", default()))
+    recorded = re.findall(r"record: (\S+)", committed("sidecar"))
+    found = set(re.findall(r"(?<![\w:])vllm_pressure_\w+(?![\w:])", committed("sidecar")))
     assert found <= known, found - known
     assert recorded
 
 
 def test_the_native_rules_know_every_name_that_a_reading_ever_had():
     """Each row of the table under each prefix and spelling."""
-    text = default(native_rules=True)
+    text = committed("native")
     for row in NAMES:
         if row.reading in {"kv_usage", "preemptions", "requests_finished", "requests_running"}:
             for prefix in PREFIXES:
@@ -86,7 +90,7 @@ def test_the_native_rules_know_every_name_that_a_reading_ever_had():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_alert_has_what_a_pager_needs(kind):
     """Severity, a summary without numbers, a description, links; every hold with its reason beside it."""
-    text = default(native_rules=kind == "native")
+    text = committed(kind)
     for name, rule in alerts(text).items():
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         notes = rule["annotations"]
@@ -105,9 +109,7 @@ def test_every_alert_has_what_a_pager_needs(kind):
 def test_only_models_page(kind):
     """The alert of the single engine is a warning; a server that was never read has no model."""
     paging = {
-        name
-        for name, rule in alerts(default(native_rules=kind == "native")).items()
-        if rule["labels"]["severity"] == "critical"
+        name for name, rule in alerts(committed(kind)).items() if rule["labels"]["severity"] == "critical"
     }
     assert {name for name in paging if "Model" not in name} <= {"VllmUnreachable"}
     assert len(paging) >= 4
@@ -156,7 +158,7 @@ def test_links_labels_and_jobs_are_the_installations_own(capsys):
 def test_an_alert_can_be_left_out(capsys):
     """And nothing else goes with it."""
     left = alerts(rules(capsys, "--disable", "VllmExporterAbsent", "--disable", "VllmSeatBound"))
-    assert set(alerts(default())) - set(left) == {"VllmExporterAbsent", "VllmSeatBound"}
+    assert set(alerts(committed("sidecar"))) - set(left) == {"VllmExporterAbsent", "VllmSeatBound"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,12 +166,12 @@ def test_the_operators_resource_has_the_same_groups(kind, capsys):
     """Under another head."""
     resource = yaml.safe_load(rules(capsys, *KINDS[kind], "--format", "prometheusrule"))
     assert (resource["apiVersion"], resource["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
-    assert resource["spec"]["groups"] == yaml.safe_load(default(native_rules=kind == "native"))["groups"]
+    assert resource["spec"]["groups"] == yaml.safe_load(committed(kind))["groups"]
 
 
 def test_thresholds_are_options(capsys):
     """Each of them reaches an expression."""
-    plain = default(native_rules=True)
+    plain = committed("native")
     for name in Thresholds.names():
         text = rules(capsys, "--native", "--threshold", f"{name}=0.123")
         assert "0.123" in text
@@ -179,7 +181,7 @@ def test_thresholds_are_options(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--disable", "VllmNoSuch"], "no such alert: VllmNoSuch"),
+        (["--disable", "VllmNoSuch"], "unknown alert VllmNoSuch; expected one of VllmExporterAbsent, "),
         (["--selector", 'cluster=~"eu'], "wanted label matchers"),
         (["--selector", 'a="b"} or vector(1)'], "wanted label matchers"),
         (["--label", "severity=page"], "wanted NAME=VALUE of a label that is not the rules' own"),

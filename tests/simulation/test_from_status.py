@@ -1,7 +1,5 @@
 """From what an exporter says of an engine to a simulation of its present."""
 
-import argparse
-
 import pytest
 from support import real_recordings
 
@@ -119,7 +117,7 @@ def test_what_cannot_do_without_is_named(changed, told):
 def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted):
     """In the worst minute of each recording: preemptions within a tenth, tokens per second within 6 %."""
     path = real_recordings.RECORDINGS / f"{name}.jsonl.gz"
-    shown = whatif._of_recording(path, argparse.Namespace(at=None), Config())
+    shown = whatif._status_of_recording(path, None, Config())
     _, engine = choose_engine(shown, None)
     present = present_of(engine)
     result = forecast(present.load, candidates(present.load, present.engine)[:1], observed=present.per_minute)

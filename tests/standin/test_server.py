@@ -12,8 +12,6 @@ import pytest
 from support.process import PATIENCE, Command, free_port, until
 
 from exporter import cli
-from exporter.commands import demo
-from exporter.config import Config, PollConfig, WebConfig
 from exporter.standin.scenarios import SCENARIOS, Scenario
 from exporter.standin.server import FakeServer
 from exporter.vllm.exposition import Reader
@@ -143,22 +141,3 @@ def test_while_it_is_down_connections_are_refused(monkeypatch):
     seen = asyncio.run(watch())
     assert seen[0] == seen[-1] == "up"
     assert "down" in seen
-
-
-@pytest.mark.long
-def test_the_demo_tells_its_story_and_the_exporter_follows(monkeypatch):
-    """A storm, live: an act is announced, the verdict stands at the end of the lines."""
-    said: list[str] = []
-    config = Config(web=WebConfig(listen_address="127.0.0.1:0"), poll=PollConfig(interval=0.25))
-    asyncio.run(demo.run(config, said.append, scenario="storm", seconds=7))
-    assert said[0].startswith("A simulated vLLM, no GPU and no model behind it: a preemption storm")
-    assert any(line.startswith("--- storm: 48 clients") for line in said)
-    assert said[-1].endswith("preemption_thrash (critical)")
-
-
-def test_the_recorded_demo_is_still_there():
-    """By its name."""
-    said: list[str] = []
-    config = Config(web=WebConfig(listen_address="127.0.0.1:0"))
-    asyncio.run(demo.run(config, said.append, scenario="recorded", seconds=0.1))
-    assert said[0].startswith("A recorded vLLM 0.28")

@@ -24,10 +24,10 @@ if str(TESTS) not in sys.path:  # as a script; under pytest the tests' conftest 
 from prometheus_client import disable_created_metrics  # noqa: E402
 
 from exporter.analysis.pipeline import Pipeline, TargetReading  # noqa: E402
-from exporter.commands.demo import Loop  # noqa: E402
 from exporter.config import AnalysisConfig  # noqa: E402
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts  # noqa: E402
 from exporter.publish.metrics.table import ReadingCollector  # noqa: E402
+from exporter.standin.recording_loop import RecordingLoop  # noqa: E402
 from support import real_recordings  # noqa: E402
 from support.metrics_text import text_of  # noqa: E402
 from support.scenes import Stage  # noqa: E402
@@ -283,7 +283,7 @@ def dead() -> Server:
 
 def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
     """A recorded server, again and again."""
-    loop = Loop(real_recordings.polls(name))
+    loop = RecordingLoop(real_recordings.polls(name))
     pipeline = Pipeline(AnalysisConfig(), real_recordings.header(name).config, 2.0)
     bodies: list[bytes | None] = []
     readings: list[TargetReading] = []

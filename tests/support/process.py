@@ -27,6 +27,14 @@ def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) ->
     return value
 
 
+def shell(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a line in the shell, in which "$@" is the exporter's command with these arguments."""
+    command = [sys.executable, "-m", "exporter", *map(str, arguments)]
+    return subprocess.run(
+        ["sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False, timeout=30
+    )
+
+
 def free_port() -> int:
     """A port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:

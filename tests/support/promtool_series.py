@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
-from exporter.commands.demo import Loop
 from exporter.config import AnalysisConfig, parse_facts
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
+from exporter.standin.recording_loop import RecordingLoop
 from exporter.vllm.answers import from_header
 from exporter.vllm.names import NAMES
 from exporter.vllm.recording import Header, Poll, read
@@ -76,7 +76,7 @@ def story(name: str, begin: float = 0.0, end: float = float("inf"), *, seconds: 
     part = [poll for poll in part if 0 <= poll.t <= end - begin]
     if seconds <= part[-1].t:
         return Story(header, tuple(part))
-    loop = Loop(part)
+    loop = RecordingLoop(part)
     times = range(int(seconds) + 1)
     return Story(header, tuple(Poll(float(t), loop.at(t), None) for t in times))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from exporter.analysis.history import History
 from exporter.analysis.pipeline import EngineReading, Pipeline, TargetReading
 from exporter.config import AnalysisConfig
-from exporter.vllm.recording import Header, Poll, read
+from exporter.vllm.recording import Header, Poll, Writer, read
 
 TESTS = Path(__file__).parents[1]
 RECORDINGS = TESTS / "recordings"
@@ -36,6 +36,14 @@ def header(name: str) -> Header:
 def polls(name: str) -> tuple[Poll, ...]:
     """The polls of a recording, with their times in seconds from the first one."""
     return _load(name)[1]
+
+
+def write_recording(path: Path, *polls: Poll, header: Header | None = None) -> Path:
+    """Write polls to a file; returns its path."""
+    with Writer(path, header or Header("f")) as writer:
+        for poll in polls:
+            writer.write(poll)
+    return path
 
 
 def idle(version: str, kind: str = "idle") -> bytes:

@@ -20,7 +20,7 @@ from exporter.publish.web.connections import Connections
 if TYPE_CHECKING:
     from exporter.publish.web.webconfig import Guard
 
-__all__ = ["WebServer", "make_app"]
+__all__ = ["WebServer", "make_app", "make_guard"]
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class WebServer:
         Raises:
             ConfigError: the web configuration cannot be used.
         """
-        self._guard = _guard(config_file) if config_file else None
+        self._guard = make_guard(config_file) if config_file else None
         if self._guard is not None:
             app.middlewares.insert(0, self._guard.middleware)
             app.on_response_prepare.append(self._guard.headers)
@@ -270,7 +270,12 @@ class WebServer:
                 self._connections.finish()
 
 
-def _guard(path: str) -> "Guard":
+def make_guard(path: str) -> "Guard":
+    """Load the web configuration of a file.
+
+    Raises:
+        ConfigError: it is invalid.
+    """
     from exporter.publish.web import webconfig  # noqa: PLC0415 (most sidecars have none)
 
     return webconfig.Guard(path)

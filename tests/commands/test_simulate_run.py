@@ -1,27 +1,20 @@
 """``simulate run`` as a person or a program meets it."""
 
-import argparse
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
-from exporter.commands import simulate as command
+pytestmark = pytest.mark.usefixtures("own_logging")
 
 WORKLOAD = str(Path(__file__).parents[1] / "simulation" / "truth" / "workload.json")
 
 
 @pytest.fixture
-def simulate(capsys):
-    """A function that runs the command; its exit code, output and errors."""
-
-    def call(*arguments):
-        parser = argparse.ArgumentParser(prog="simulate")
-        command.add_arguments(parser)
-        code = command.run(parser.parse_args(["run", *arguments]))
-        return (code, *capsys.readouterr())
-
-    return call
+def simulate(run):
+    """A function that runs the command; its status, output and errors."""
+    return functools.partial(run, "simulate", "run")
 
 
 def test_a_real_run_is_simulated_from_the_shell(simulate):
@@ -100,7 +93,7 @@ def test_an_engine_that_is_stuck_says_so(simulate):
     )
     assert code == 0
     assert "can never be scheduled" in json.loads(out)["stuck"]
-    assert err.startswith("simulate run: the engine is stuck: request 0 needs 12 blocks")
+    assert err.startswith("vllm-preemption-exporter: the engine is stuck: request 0 needs 12 blocks")
 
 
 @pytest.mark.parametrize(
@@ -109,10 +102,10 @@ def test_an_engine_that_is_stuck_says_so(simulate):
         (["--workload", "no/such/file.json"], "no such file or directory"),
         (["--num-gpu-blocks", "1"], "num_gpu_blocks: wanted at least 2"),
         (["--max-num-batched-tokens", "8"], "max_num_batched_tokens: wanted at least max_num_seqs"),
-        (["--arrivals", "poisson"], "wants --rate"),
+        (["--arrivals", "poisson"], "needs --rate"),
         (["--arrivals", "trace"], "request 0 has none"),
         (["--arrivals", "closed", "--clients", "0"], "at least 1 client"),
-        (["--duration", "60"], "wants arrivals closed or poisson"),
+        (["--duration", "60"], "needs arrivals closed or poisson"),
         (["--step-token-us", "nan"], "--step-token-us: wanted a time"),
     ],
 )
@@ -139,32 +132,4 @@ def test_chosen_fields_are_printed_a_line_each(simulate):
     arguments = ("--workload", WORKLOAD, "--num-gpu-blocks", "200", "--block-size", "32")
     _, out, _ = simulate(*arguments, "--show", "finished,kv_peak_ratio,stuck")
     assert out == "finished       64\nkv_peak_ratio  1.00\nstuck          None\n"
-    with pytest.raises(SystemExit):
-        simulate(*arguments, "--show", "wings")
-
-
-def compare(runs):
-    """``simulate compare`` of a file of runs; the exit code."""
-    parser = argparse.ArgumentParser(prog="simulate")
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(["compare", str(runs), "--workload", WORKLOAD]))
-
-
-def test_runs_of_a_server_are_held_against_simulated_ones(capsys, tmp_path):
-    """A Markdown table, a row per run."""
-    path = tmp_path / "runs.csv"
-    path.write_text(
-        "mode,num_gpu_blocks,block_size,max_num_seqs,watermark,preemptions,engine_steps,output_tokens,"
-        "peak_kv_usage\nburst,300,32,16,0.0,0,2199,30589,0.9766\n"
-    )
-    assert compare(path) == 0
-    *_, row = capsys.readouterr().out.splitlines()
-    assert row == "| burst | 300 | 16 | 0 | 0 | 0 | 2199 | 2199 (+0.0%) | 0.977 | 0.997 |"
-
-
-def test_a_table_of_runs_without_a_column_is_named(capsys, tmp_path):
-    """With what is wanted."""
-    path = tmp_path / "runs.csv"
-    path.write_text("mode,num_gpu_blocks\nburst,300\n")
-    assert compare(path) == 2
-    assert "block_size is missing" in capsys.readouterr().err
+    assert simulate(*arguments, "--show", "wings")[0] == 2

@@ -1,0 +1,71 @@
+"""Options that several commands share, and the configuration that they make up."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Final
+
+from exporter.commands._outcome import UsageError
+from exporter.config import Config, TargetConfig, flags_given, load
+from exporter.config.options import Refused
+from exporter.config.options import duration as duration_between
+
+__all__ = ["ACCESS_LOG", "add_for", "add_url", "duration", "only_target", "read_configuration"]
+
+ACCESS_LOG: Final = """\
+vLLM writes one access-log line per poll, unless it runs with \
+--disable-access-log-for-endpoints /metrics"""
+_SECONDS: Final = duration_between(0.1, 7 * 86_400.0)
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Add the server's URL, which goes before ``--target.url``."""
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="vLLM's metrics, such as http://vllm:8000/metrics (default: --target.url)",
+    )
+
+
+def add_for(parser: argparse.ArgumentParser) -> None:
+    """Add ``--for``, after which a command ends by itself."""
+    parser.add_argument(
+        "--for", dest="seconds", type=duration, metavar="DURATION", help="stop after this time"
+    )
+
+
+def duration(text: str) -> float:
+    """Read seconds such as ``15s`` or ``2m``."""
+    try:
+        return _SECONDS.read(text)
+    except Refused as problem:
+        raise argparse.ArgumentTypeError(problem.endings[0].lstrip(": ")) from None
+
+
+def read_configuration(options: argparse.Namespace) -> Config:
+    """Load the configuration from flags, environment and file; a command's URL selects its one target.
+
+    Raises:
+        ConfigError: it is invalid.
+    """
+    url = getattr(options, "url", None)
+    return load(flags_given(options), os.environ, lambda path: Path(path).read_text(encoding="utf-8"), url)
+
+
+def only_target(config: Config, command: str, url: str = "http://HOST:PORT/metrics") -> TargetConfig:
+    """Return the target of a command that is about one server.
+
+    Args:
+        config: the configuration.
+        command: its name.
+        url: the form of the URL that it takes instead.
+
+    Raises:
+        UsageError: the configuration names several servers.
+    """
+    if config.alone:
+        return config.targets[0]
+    lists = len(config.targets_dns) + len(config.targets_file_sd)
+    targets = f"{len(config.targets)} targets" + (f" and {lists} ways to find more" if lists else "")
+    raise UsageError(f"the configuration names {targets}, but {command} needs one: expected its URL, {url}")

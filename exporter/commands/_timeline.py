@@ -1,0 +1,67 @@
+"""A recording through the analysis, and the line per poll that `replay` and `demo` print."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.analysis.words import WORDS
+from exporter.config import Config, parse_facts
+from exporter.publish.status import engine_names
+from exporter.vllm.answers import from_header
+from exporter.vllm.recording import Header, read
+
+__all__ = ["describe_poll", "feed_recording"]
+
+_SIGNALS: Final = (
+    "requests_running",
+    "requests_waiting",
+    "kv_usage_ratio",
+    "kv_usage_max_ratio",
+    "preemptions_per_second",
+    "preemptions_total",
+    "generation_tokens_per_second",
+)
+
+
+def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pipeline]]:
+    """Yield, for each poll, its seconds since the first one, the reading after it, and the pipeline.
+
+    The header's ``config`` counts as the operator's configuration, its ``probes`` as the server's answers.
+
+    Raises:
+        RecordingError: a line cannot be read; all polls before it were yielded.
+        OSError: the file cannot be read.
+    """
+    items = read(path)
+    header = next(items)
+    assert isinstance(header, Header)  # noqa: S101 (as read() promises)
+    configured = config.targets[0].facts if config.alone else {}
+    recorded, _ = parse_facts(header.config, strict=False)
+    pipeline = Pipeline(config.analysis, {**configured, **recorded}, header.interval, config.engine.args)
+    answers = from_header(header.probes)
+    origin: float | None = None
+    for poll in items:
+        assert not isinstance(poll, Header)  # noqa: S101 (only the first item is one)
+        origin = poll.t if origin is None else origin
+        t = poll.t - origin
+        yield t, pipeline.feed(t, poll.body, poll.error, answers), pipeline
+
+
+def describe_poll(t: float, reading: TargetReading) -> str:
+    """Return a line per engine for people, for a poll at `t` seconds; a dash means unknown."""
+    state = "up" if reading.up else f"down ({_inert(reading.error or '')})"
+    engines = engine_names(reading)
+    if not engines:
+        return f"{t:9.1f}s  {state}"
+    lines = []
+    for name, engine in engines.items():
+        known = engine.signals.known()
+        numbers = "  ".join(WORDS[signal].phrase(known.get(signal, "-")) for signal in _SIGNALS)
+        lines.append(f"{t:9.1f}s  {state}  engine {_inert(name)}  {numbers}")
+    return "\n".join(lines)
+
+
+def _inert(text: str) -> str:
+    """Escape what a terminal would interpret."""
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

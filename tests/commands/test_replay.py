@@ -1,0 +1,283 @@
+"""``replay``: the lines and objects that it prints, and files that are cut off, broken or no recordings."""
+
+import contextlib
+import gzip
+import io
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import bodies, real_recordings
+from support.real_recordings import write_recording
+
+from exporter import cli
+from exporter.analysis.signals import NAMES
+from exporter.vllm.recording import Header, Poll
+
+RECORDINGS = sorted(real_recordings.RECORDINGS.glob("*.jsonl.gz"))
+
+pytestmark = pytest.mark.usefixtures("own_logging")
+
+
+def objects(text: str) -> list[dict]:
+    """JSON Lines."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def replayed() -> dict[str, list[dict]]:
+    """The objects of each recording, printed once."""
+    printed = {}
+    for path in RECORDINGS:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert cli.main(["replay", str(path), "--format", "json"]) == 0
+        printed[path.name.partition(".jsonl")[0]] = objects(out.getvalue())
+    return printed
+
+
+def faults(one: dict, poll: Poll) -> set[str]:
+    """The promises that the object of a poll breaks: others read its keys and types."""
+    target = one["target"]
+    broken = {
+        "keys": one.keys() != {"t", "target", "engines", "models"},
+        "t": one["t"] != round(poll.t, 3),
+        "target": not {"up", "verdict", "severity", "findings"} <= target.keys(),
+        "up": target["up"] is not (poll.body is not None),
+        "severity": not isinstance(target["severity"], str),
+        "findings": not isinstance(target["findings"], list),
+        "models": not isinstance(one["models"], dict),
+    }
+    for key, engine in one["engines"].items():
+        broken |= {
+            f"{key} key": not re.fullmatch(r"\d+", key),
+            f"{key} keys": not {"model", "verdict", "severity", "findings", "fixes", "signals"}
+            <= engine.keys(),
+            f"{key} model": engine["model"] != "tiny-llama",
+            f"{key} findings": not isinstance(engine["findings"], list),
+            f"{key} fixes": not isinstance(engine["fixes"], list),
+            f"{key} signals": not engine["signals"].keys() <= {*NAMES},
+            # An unknown signal is left out: it is never null, and never a word.
+            f"{key} values": not {type(value) for value in engine["signals"].values()} <= {int, float},
+        }
+    return {name for name, failed in broken.items() if failed}
+
+
+def test_a_replayed_poll_is_an_object_of_the_promised_form(replayed):
+    """Keys and types, at every poll of every recording."""
+    failures = []
+    for name, printed in replayed.items():
+        for one, poll in zip(printed, real_recordings.polls(name), strict=True):
+            failures += [f"{name} at {poll.t} s: {fault}" for fault in faults(one, poll)]
+    assert not failures
+
+
+def test_a_replay_has_the_right_values(replayed):
+    """Of a storm: what vLLM's own counter gained, and the full cache."""
+    last = replayed[real_recordings.EXHAUSTION][-1]["engines"]["0"]["signals"]
+    assert last["preemptions_total"] == 531
+    assert (
+        max(one["engines"]["0"]["signals"]["kv_usage_ratio"] for one in replayed[real_recordings.EXHAUSTION])
+        == 1.0
+    )
+    assert replayed[real_recordings.TWO_ENGINES][-1]["engines"].keys() == {"0", "1"}
+
+
+def test_what_is_unknown_is_left_out(replayed):
+    """A server that is refused at first has no engine; a rate needs two polls."""
+    first = replayed[real_recordings.RESTART][0]
+    assert first["engines"] == {}
+    assert first["target"]["up"] is False
+    assert "preemptions_per_second" not in replayed[real_recordings.CALM][0]["engines"]["0"]["signals"]
+
+
+def test_replicas_are_told_apart_by_their_key(run, tmp_path):
+    """As `REPLICA/0`."""
+    body = bodies.body(bodies.engine(replica="r1", kv=0.1), bodies.engine(replica="r2", kv=0.2))
+    path = write_recording(tmp_path / "f.jsonl", Poll(0.0, body))
+    (one,) = objects(run("replay", path, "--format", "json")[1])
+    assert one["engines"].keys() == {"r1/0", "r2/0"}
+
+
+def test_the_servers_answers_in_the_header_count(run, tmp_path):
+    """The longest request by `/v1/models` says how many fit; what the operator told goes before."""
+    body = bodies.body(bodies.engine(kv=0.1, cache={"num_gpu_blocks": 101, "block_size": 16}))
+    probed = {"/v1/models": {"max_model_len": 400}}
+    for config, expected in (({}, 4.0), ({"max_model_len": 800}, 2.0)):
+        path = write_recording(tmp_path / "f.jsonl", Poll(0.0, body), header=Header("f", 1.0, config, probed))
+        (one,) = objects(run("replay", path, "--format", "json")[1])
+        assert one["engines"]["0"]["signals"]["kv_max_concurrency"] == expected
+        path.unlink()
+
+
+def test_the_text_is_a_line_per_poll_and_engine(run):
+    """With a dash for what is unknown."""
+    path = real_recordings.RECORDINGS / f"{real_recordings.RESTART}.jsonl.gz"
+    status, out, err = run("replay", path)
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert len(lines) == len(real_recordings.polls(real_recordings.RESTART))
+    assert lines[0] == "      0.0s  down (connection_refused)"
+    number = r"(-|[\d.]+%?)"
+    form = (
+        rf" +[\d.]+s  (up|down \(\w+\))  engine 0  {number} running  {number} waiting"
+        rf"  KV usage {number}  KV usage peak {number}"
+    )
+    assert all(re.match(form, line) for line in lines[35:])
+    assert "KV usage -" in out
+
+
+def test_the_text_of_several_engines_has_a_line_for_each(run):
+    """Under the same time."""
+    lines = run("replay", real_recordings.RECORDINGS / f"{real_recordings.TWO_ENGINES}.jsonl.gz")[
+        1
+    ].splitlines()
+    assert re.match(r"(.*s)  up  engine 0 ", lines[-2])[1] == re.match(r"(.*s)  up  engine 1 ", lines[-1])[1]
+
+
+def test_the_text_obeys_no_escape_sequence_of_a_label(run, tmp_path):
+    """A terminal would: a name is shown as what it is."""
+    body = b'vllm:num_requests_running{engine="\x1b[2J\xd0\xb6",model_name="m"} 3.0\n'
+    path = write_recording(tmp_path / "f.jsonl", Poll(0.0, body), Poll(1.0, None, "\x1b]0;x\x07"))
+    status, out, _ = run("replay", path)
+    assert status == 0
+    assert "\x1b" not in out
+    # Control characters end where series are read; what marks the change keeps two names apart.
+    assert r"engine \ufffd[2J\u0436~" in out
+
+
+def storm_file() -> bytes:
+    """The first polls of a recording, as plain text."""
+    lines = gzip.decompress(
+        (real_recordings.RECORDINGS / f"{real_recordings.CALM}.jsonl.gz").read_bytes()
+    ).splitlines(True)
+    return b"".join(lines[:6])
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_file_that_is_cut_off_is_read_to_where_it_is(run, tmp_path, form):
+    """Then the number of the line at which it ended is told; status 1."""
+    path = tmp_path / "f.jsonl.gz"
+    path.write_bytes(gzip.compress(storm_file())[:-3000])
+    status, out, err = run("replay", path, "--format", form)
+    assert status == 1
+    (line,) = err.splitlines()
+    number = int(re.search(r"line (\d+): wanted the rest of the gzip file", line)[1])
+    assert line.startswith(f"vllm-preemption-exporter: {path}: line ")
+    assert len(out.splitlines()) == number - 2
+
+
+def test_a_broken_line_is_told_after_all_that_was_readable(run, tmp_path):
+    """With its number, and what was wanted."""
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(storm_file() + b'{"t": "noon"}\n')
+    status, out, err = run("replay", path)
+    assert status == 1
+    assert len(out.splitlines()) == 5
+    assert err == f"vllm-preemption-exporter: {path}: line 7: wanted a number as t, got 'noon'\n"
+
+
+NO_RECORDINGS = {
+    b"": "line 1: wanted a recording's header, got an empty file",
+    b"\x1f\x8b": "line 1: wanted the rest of the gzip file",
+    b"# HELP vllm:x y\n": "line 1: wanted a JSON object",
+    b"\xff\xfe\x00": "line 1: wanted a JSON object",
+    b'{"t": 0}\n': "line 1: wanted a recording's header with a case",
+    b'{"case": "x", "interval": 0}\n': "line 1: wanted an interval above 0 s",
+}
+
+
+def test_a_file_that_is_no_recording_is_an_error(run, tmp_path):
+    """Of one line; status 1."""
+    path = tmp_path / "f.jsonl"
+    failures = []
+    for content, expected in NO_RECORDINGS.items():
+        path.write_bytes(content)
+        status, out, err = run("replay", path)
+        if (status, out, len(err.splitlines())) != (1, "", 1) or expected not in err:
+            failures.append((content, status, out, err))
+    assert not failures
+
+
+def test_a_file_that_cannot_be_read_is_told(run, tmp_path):
+    """By its name, in plain words."""
+    missing = tmp_path / "missing.jsonl"
+    assert run("replay", missing) == (
+        1, "", f"vllm-preemption-exporter: {missing}: no such file or directory\n",
+    )  # fmt: skip
+    assert run("replay", tmp_path) == (1, "", f"vllm-preemption-exporter: {tmp_path}: is a directory\n")
+
+
+COUNTED = ("preemptions", "finished", "steps", "prompt_tokens", "generation_tokens")
+LEAPS = ((0.0, 0), (0.001, 1e308), (0.002, 1.5e308), (70.0, 1.6e308), (1e11, 1.7e308))
+
+
+def leaping(count: float) -> bodies.Engine:
+    """An engine whose counters are as large as that."""
+    return bodies.engine(kv=0.5, **dict.fromkeys(COUNTED, count))
+
+
+def extreme(count: float) -> bodies.Engine:
+    """An engine all of whose numbers are as large as that."""
+    counters = dict.fromkeys(COUNTED, count)
+    gauges = dict.fromkeys(("running", "waiting", "capacity", "deferred"), count)
+    means = dict.fromkeys(("queue", "inter_token", "first_token"), (count, count / 1e300))
+    lengths = dict.fromkeys(
+        ("prompt_lengths", "output_lengths"), ({1e300: count, float("inf"): count}, count)
+    )
+    pool = {"kv_cache_size_tokens": 10**300, "num_gpu_blocks": 10**300, "block_size": 16}
+    return bodies.engine(kv=0.5, cache=pool, **counters, **gauges, **means, **lengths)
+
+
+@pytest.mark.parametrize("engine", [leaping, extreme])
+def test_numbers_beyond_all_bounds_are_no_error(run, tmp_path, engine):
+    """A counter that leaps to 1e308 within a millisecond has a rate that JSON cannot say."""
+    path = write_recording(tmp_path / "f.jsonl", *(Poll(t, bodies.body(engine(count))) for t, count in LEAPS))
+    for form in ("json", "text"):
+        status, out, err = run("replay", path, "--format", form)
+        assert (status, err) == (0, "")
+        assert len(out.splitlines()) == len(LEAPS)
+
+
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 10_000), st.integers(0, 20), st.binary(max_size=8)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=CHANGES, packed=st.booleans())
+def test_a_spoiled_file_never_ends_in_a_traceback(tmp_path, capfd, changes, packed):
+    """Status 0 or 1, and at most a line of complaint."""
+    data = small_file(packed=packed)
+    for start, length, new in changes:
+        place = start % len(data)
+        data = data[:place] + new + data[place + length :]
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(data)
+    status = cli.main(["replay", str(path), "--format", "json"])
+    out, err = capfd.readouterr()
+    assert status == (1 if err else 0)
+    assert len(err.splitlines()) <= 1
+    objects(out)
+
+
+def small_file(*, packed: bool) -> bytes:
+    """A recording of a few hundred bytes."""
+    rows = [
+        {"case": "x", "interval": 1.0, "config": {"max_num_seqs": 4}, "probes": {"/v1/models": {"data": []}}}
+    ]
+    for t in range(6):
+        engine = bodies.engine(running=3, kv=0.1 * t, preemptions=t, generation_tokens=100 * t, finished=t)
+        rows.append({"t": float(t), "body": bodies.body(engine).decode()})
+    text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    return gzip.compress(text) if packed else text
+
+
+def test_a_recording_is_replayed_whatever_the_configuration_polls(run, tmp_path):
+    """The facts of other servers are not those of the recording's."""
+    several = tmp_path / "several.yaml"
+    several.write_text("targets: [{url: 'http://a'}, {url: 'http://b'}]\ntargets_dns: [{name: x}]\n")
+    path = write_recording(tmp_path / "f.jsonl", Poll(0.0, bodies.body(bodies.engine(kv=0.4))))
+    assert run("replay", path, "--config.file", several)[0] == 0
