@@ -1,16 +1,14 @@
 """When an alert over the sidecar's series holds, in PromQL."""
 
 from collections.abc import Mapping
-from typing import Final
 
+from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity, Verdict
 from exporter.config import AnalysisConfig
 from exporter.publish.alerts.table import PAGE_SHARE, Alert
 from exporter.rules.promql import Series, aggregated, equals
 
 __all__ = ["Conditions"]
-
-_MISSING: Final = "metrics_missing"
 
 
 class Conditions:
@@ -31,13 +29,13 @@ class Conditions:
         if not isinstance(entry, Verdict):
             return self._missing() if alert.scope == "target" else self._finding(alert)
         if alert.scope == "target":
-            return self._target_in(entry.name)
+            return self._target_in(entry)
         condition = self._critical(entry) if alert.critical_only else self._in(entry.name)
         if alert.scope == "model":
             return self._share(entry, condition)
-        # An engine that is gone is in this verdict too; that has an alert of its own.
+        # An engine that is gone is in such a verdict too, and has an alert of its own.
         gone = f"\nunless on ({', '.join(self._target)})\n{self._missing()}"
-        return condition + (gone if entry.name == _MISSING else "")
+        return condition + (gone if entry.name in _replaced() else "")
 
     def down(self, job: str) -> str:
         """Exporters whose scrapes fail: those of the job, and what showed our series within the hour."""
@@ -84,15 +82,15 @@ class Conditions:
         whole = aggregated("count", self._model, self.verdict(verdict.name))
         return f"{part}\n/\n{whole}\n>= {PAGE_SHARE}"
 
-    def _target_in(self, name: str) -> str:
-        """The verdict of a server; where one of its engines is in that verdict the engine is named instead.
+    def _target_in(self, verdict: Verdict) -> str:
+        """Return the verdict of a server, unless one of its engines is in that verdict too.
 
-        A server that cannot be reached is named only where no engine was ever read.
+        A critical one is of a server whose engines were never read: others page by their model.
         """
-        whole = aggregated("max", self._target, self._series.last("target_verdict", equals("verdict", name)))
-        engines = self._series.last("verdict", equals("verdict", name)) + (
-            " == 1" if name == _MISSING else ""
-        )
+        equal = equals("verdict", verdict.name)
+        whole = aggregated("max", self._target, self._series.last("target_verdict", equal))
+        never_read = verdict.severity is Severity.CRITICAL
+        engines = self._series.last("verdict", equal) + ("" if never_read else " == 1")
         on = ", ".join(self._target)
         return f"{whole} == 1\nunless on ({on})\n{aggregated('max', self._target, engines)}"
 
@@ -104,3 +102,8 @@ class Conditions:
         labels = {"model": self._model, "engine": self._engine}[alert.scope]
         series = self._series.last(row, equals("finding", alert.entry.name))
         return f"{aggregated('max', labels, series)} == 1"
+
+
+def _replaced() -> set[str | None]:
+    """Return the verdicts whose alert that of a finding replaces."""
+    return {finding.instead_of for finding in catalogue.load().findings.values()}

@@ -8,28 +8,12 @@ from typing import Final
 
 import yaml
 
+from exporter.analysis.catalogue import Timing
 from exporter.rules.options import Options
 
-__all__ = ["Group", "Hold", "Rule", "adapted", "alert_names", "prometheus", "prometheusrule"]
+__all__ = ["Group", "Rule", "adapted", "alert_names", "prometheus", "prometheusrule"]
 
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """How long a condition must hold before its alert fires, and how long the alert stays after its end.
-
-    Attributes:
-        wait: ``for``; empty is at once.
-        keep: ``keep_firing_for``; empty is not at all.
-        why_wait: the reason for the one.
-        why_keep: the reason for the other.
-    """
-
-    wait: str
-    why_wait: str
-    keep: str = ""
-    why_keep: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +24,13 @@ class Rule:
         name: of the series or of the alert.
         expr: PromQL, of one or more lines.
         comment: what a reader of the file should know.
-        hold: of an alert; None makes it a recording rule.
+        timing: of an alert; None makes it a recording rule.
     """
 
     name: str
     expr: str
     comment: str = ""
-    hold: Hold | None = None
+    timing: Timing | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,9 +48,9 @@ def adapted(groups: Iterable[Group], options: Options) -> tuple[Group, ...]:
     kept = []
     for group in groups:
         rules = tuple(
-            replace(rule, labels={**options.labels, **rule.labels}) if rule.hold else rule
+            replace(rule, labels={**options.labels, **rule.labels}) if rule.timing else rule
             for rule in group.rules
-            if rule.hold is None or rule.name not in options.disabled
+            if rule.timing is None or rule.name not in options.disabled
         )
         if rules:
             kept.append(replace(group, rules=rules))
@@ -75,7 +59,7 @@ def adapted(groups: Iterable[Group], options: Options) -> tuple[Group, ...]:
 
 def alert_names(groups: Iterable[Group]) -> tuple[str, ...]:
     """Every alert, each once, in the order of the rules."""
-    return tuple(dict.fromkeys(rule.name for group in groups for rule in group.rules if rule.hold))
+    return tuple(dict.fromkeys(rule.name for group in groups for rule in group.rules if rule.timing))
 
 
 def prometheus(groups: Iterable[Group], head: str) -> str:
@@ -109,10 +93,10 @@ def _groups(groups: Iterable[Group], indent: str) -> Iterator[str]:
 
 def _rule(rule: Rule, indent: str) -> Iterator[str]:
     yield from _comment(rule.comment, indent)
-    yield f"{indent}- {'record' if rule.hold is None else 'alert'}: {rule.name}"
+    yield f"{indent}- {'record' if rule.timing is None else 'alert'}: {rule.name}"
     yield from _scalar("expr", rule.expr, indent + "  ")
-    if rule.hold is not None:
-        yield from _hold(rule.hold, indent + "  ")
+    if rule.timing is not None:
+        yield from _timing(rule.timing, indent + "  ")
     for key, values in (("labels", rule.labels), ("annotations", rule.annotations)):
         if values:
             yield f"{indent}  {key}:"
@@ -120,12 +104,12 @@ def _rule(rule: Rule, indent: str) -> Iterator[str]:
                 yield from _scalar(name, value, indent + "    ")
 
 
-def _hold(hold: Hold, indent: str) -> Iterator[str]:
-    if not hold.wait:
-        yield from _comment(f"no for: {hold.why_wait}", indent)
+def _timing(timing: Timing, indent: str) -> Iterator[str]:
+    if not timing.wait:
+        yield from _comment(f"no for: {timing.why}", indent)
     for key, value, why in (
-        ("for", hold.wait, hold.why_wait),
-        ("keep_firing_for", hold.keep, hold.why_keep),
+        ("for", timing.wait, timing.why),
+        ("keep_firing_for", timing.keep, timing.why_keep),
     ):
         if value:
             yield f"{indent}{key}: {value}  # {why}"

@@ -4,11 +4,11 @@ The group of recording rules gives every quantity one name over all versions of 
 (vLLM itself, its OpenMetrics spelling, Ray); the alerts read those.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import Finding, Severity, Verdict
+from exporter.analysis.catalogue import TOPICS, Finding, Severity, Verdict
 from exporter.analysis.words import WORDS
 from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, Scope
 from exporter.rules import template
@@ -46,9 +46,8 @@ def names() -> tuple[str, ...]:
 
 def described() -> tuple[tuple[str, str, str, str], ...]:
     """Of every alert its name, the name of the entry whose words it borrows, its summary and its severity."""
-    topics = _Maker(Options()).alerts(Thresholds())
-    entries = {alert.name: alert.entry for alerts in topics.values() for alert in alerts}
-    rules = (rule for group in groups(Options(), Thresholds()) for rule in group.rules if rule.hold)
+    entries = {alert.name: alert.entry for alert in _Maker(Options()).alerts(Thresholds())}
+    rules = (rule for group in groups(Options(), Thresholds()) for rule in group.rules if rule.timing)
     return tuple(
         (
             rule.name,
@@ -63,10 +62,12 @@ def described() -> tuple[tuple[str, str, str, str], ...]:
 def groups(options: Options, thresholds: Thresholds) -> tuple[Group, ...]:
     """All rules as the options want them, in the order of triage."""
     maker = _Maker(options)
-    made = {topic: tuple(maker.rules(alerts)) for topic, alerts in maker.alerts(thresholds).items()}
+    rules: dict[str, list[Rule]] = {topic: [] for topic in TOPICS}
+    for alert in maker.alerts(thresholds):
+        rules[catalogue.load().entry(alert.entry).topic] += maker.rules(alert)
     return (
         Group("vllm-native-signals", tuple(maker.signals())),
-        *(Group(f"vllm-native-{topic}", rules) for topic, rules in made.items()),
+        *(Group(f"vllm-native-{topic}", tuple(of_topic)) for topic, of_topic in rules.items() if of_topic),
     )
 
 
@@ -90,15 +91,14 @@ class _Maker:
                 recorded(word), aggregated(row.over, self.engine, self._any(row.reading, row.function))
             )
 
-    def rules(self, alerts: tuple[NativeAlert, ...]) -> Iterator[Rule]:
-        """The rules of some alerts: that of the model, where it pages, before that of the engine."""
-        for alert in alerts:
-            if alert.page and self._options.page_by == "model":
-                yield self._rule(alert, "model")
-            yield self._rule(alert, "engine")
+    def rules(self, alert: NativeAlert) -> Iterator[Rule]:
+        """Yield the rules of an alert: that of the model, where it pages, before that of the engine."""
+        if alert.page and self._options.page_by == "model":
+            yield self._rule(alert, "model")
+        yield self._rule(alert, "engine")
 
-    def alerts(self, thresholds: Thresholds) -> Mapping[str, tuple[NativeAlert, ...]]:
-        """All alerts by topic."""
+    def alerts(self, thresholds: Thresholds) -> tuple[NativeAlert, ...]:
+        """Return all alerts."""
         return native_alerts(self._scraped(" == 0"), self._missing(), thresholds)
 
     def _scraped(self, result: str = "") -> str:
@@ -124,13 +124,12 @@ class _Maker:
     def _rule(self, alert: NativeAlert, scope: Scope) -> Rule:
         model = scope == "model"
         severity = self._severity(alert, scope)
-        hold = alert.hold
         name = f"VllmNative{'Model' if model else ''}{alert.name}"
         return Rule(
             name,
             self._share(alert) if model else alert.condition,
             alert.comment,
-            hold,
+            catalogue.load().entry(alert.entry).timing,
             {"severity": severity.value},
             self._annotations(name, alert, scope),
         )

@@ -1,15 +1,12 @@
 """The alerts of the rules without the sidecar: when each holds for an engine, and what it can say."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.catalogue import Severity
-from exporter.rules.form import Hold
 from exporter.rules.native_signals import RECORDED, recorded
 from exporter.rules.options import Thresholds
 from exporter.rules.promql import block
-from exporter.rules.times import FLAPS, QUEUED, RESTARTS
 
 __all__ = ["NativeAlert", "native_alerts"]
 
@@ -19,10 +16,6 @@ _KV: Final = ("kv_max", "kv_usage_max_ratio")
 _RUNNING: Final = ("running", "requests_running")
 _WAITING: Final = ("waiting_low", "requests_waiting")
 _DEFERRED: Final = ("deferred_low", "requests_deferred")
-_LOST: Final = Hold("1m", "three minutes have passed already in which nothing moved", "2m", FLAPS)
-_WAVE: Final = Hold("1m", "a wave that ends within a minute needs nobody", "2m", FLAPS)
-_MISSING: Final = Hold("5m", "a roll-out shows odd pages for a while", "5m", "one good scrape is no end")
-_AT_ONCE: Final = Hold("", "it has happened; the window of the expression keeps it for a quarter of an hour")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +26,6 @@ class NativeAlert:
         name: without ``VllmNative``.
         entry: the verdict or finding whose words it borrows.
         condition: PromQL per engine.
-        hold: how long it must hold.
         shown: numbers of the description: a recorded series, and the signal whose words it has.
         summary: its own sentence, where it can prove less than the verdict.
         comment: for the reader of the file.
@@ -44,7 +36,6 @@ class NativeAlert:
     name: str
     entry: str
     condition: str
-    hold: Hold
     shown: tuple[tuple[str, str], ...] = ()
     summary: str = ""
     comment: str = ""
@@ -52,32 +43,22 @@ class NativeAlert:
     severity: Severity = Severity.WARNING
 
 
-def native_alerts(
-    unreachable: str, missing: str, thresholds: Thresholds
-) -> Mapping[str, tuple[NativeAlert, ...]]:
-    """All alerts by topic, in the order of triage.
+def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tuple[NativeAlert, ...]:
+    """Return all alerts, in the order of triage.
 
     Args:
         unreachable: PromQL of the engines on servers that cannot be scraped.
         missing: PromQL of servers without vLLM's series, and of engines without KV usage.
-        thresholds: what values are held against.
+        thresholds: the values that series are compared with.
     """
     conditions = _Conditions(thresholds)
-    return {
-        "availability": _availability(unreachable, missing),
-        "progress": _progress(conditions),
-        "preemption": _preemption(conditions),
-        "queue": _queue(conditions),
-        "information": (
-            NativeAlert(
-                "Restarted",
-                "restarted",
-                f"{recorded('resets')} > 0",
-                _AT_ONCE,
-                severity=Severity.INFO,
-            ),
-        ),
-    }
+    return (
+        *_availability(unreachable, missing),
+        *_progress(conditions),
+        *_preemption(conditions),
+        *_queue(conditions),
+        NativeAlert("Restarted", "restarted", f"{recorded('resets')} > 0", severity=Severity.INFO),
+    )
 
 
 class _Conditions:
@@ -115,7 +96,6 @@ def _availability(unreachable: str, missing: str) -> tuple[NativeAlert, ...]:
             "Unreachable",
             "unreachable",
             unreachable,
-            RESTARTS,
             summary="Prometheus cannot scrape a vLLM server.",
             comment="A server that was scraped within the hour, and now every scrape fails.",
             page=True,
@@ -124,7 +104,6 @@ def _availability(unreachable: str, missing: str) -> tuple[NativeAlert, ...]:
             "MetricsMissing",
             "metrics_missing",
             missing,
-            _MISSING,
             comment=(
                 "A good scrape, and no series that tells of running requests or tokens; or work, and none\n"
                 "of the names that KV usage ever had."
@@ -139,7 +118,6 @@ def _progress(c: _Conditions) -> tuple[NativeAlert, ...]:
             "EngineStalled",
             "engine_stalled",
             f"{c.running}\nand {c.still}",
-            _LOST,
             (_RUNNING, _KV),
             comment="KV usage counts as a sign of life: a long prefill moves nothing else.",
             page=True,
@@ -148,7 +126,6 @@ def _progress(c: _Conditions) -> tuple[NativeAlert, ...]:
             "SchedulerDeadlock",
             "scheduler_deadlock",
             f"{c.waiting}\nand {c.none_runs}\nand {c.still}",
-            _LOST,
             (_WAITING, _KV),
             page=True,
         ),
@@ -161,7 +138,6 @@ def _preemption(c: _Conditions) -> tuple[NativeAlert, ...]:
             "PreemptionThrash",
             "preemption_thrash",
             c.storm,
-            _WAVE,
             (_RATE, _KV, _RUNNING),
             comment=(
                 "As many preemptions as finished requests, and more than long answers that lose their place\n"
@@ -179,7 +155,6 @@ def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
             "KvBound",
             "kv_bound",
             f"{c.waiting}\nand {c.full}{_unless(c.storm, c.deferred)}",
-            QUEUED,
             shown,
             summary="Requests wait, the KV pool is full, and few are preempted.",
         ),
@@ -187,7 +162,6 @@ def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
             "SeatBound",
             "seat_bound",
             f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}",
-            QUEUED,
             shown,
             summary="Requests wait, as many run as before, and KV has room, so seats are the likely limit.",
             comment="vLLM exports no max_num_seqs: a plateau is a hint, and no proof.",
@@ -196,7 +170,6 @@ def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
             "DeferredWait",
             "deferred_wait",
             c.deferred,
-            QUEUED,
             (_WAITING, _DEFERRED, _RUNNING, _KV),
             comment="vLLM tells this from 0.20 on.",
         ),
@@ -204,7 +177,6 @@ def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
             "QueueNotKv",
             "queue_not_kv",
             f"{c.waiting}\nand {c.room}{_unless(c.plateau, c.deferred)}",
-            QUEUED,
             shown,
             summary="Requests wait, and KV usage is low.",
             comment="A long prompt may still find no room; a percentage does not tell.",

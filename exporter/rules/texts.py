@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from exporter.analysis.catalogue import Verdict
+from exporter.analysis.catalogue import Finding, Verdict
 from exporter.publish.alerts.table import NUMBERS, WORST_ENGINE, Alert
 from exporter.rules import template
 from exporter.rules.options import Options
@@ -18,8 +18,6 @@ DASHBOARDS: Final[Mapping[str, str]] = {
     "target": "vllm-pressure-engine",
     "exporter": "vllm-pressure-exporter",
 }
-# No number is known while one of these holds.
-_NUMBERLESS: Final = frozenset({"unreachable", "metrics_missing"})
 _NAMED: Final = 3
 
 
@@ -58,11 +56,13 @@ class Texts:
 
     def _description(self, alert: Alert) -> str:
         entry, scope = alert.entry, alert.scope
-        ranked = isinstance(entry, Verdict) and scope != "target" and entry.name not in _NUMBERLESS
+        # Under a verdict that a target can have no engine can be read, so no number is known.
+        ranked = isinstance(entry, Verdict) and scope != "target" and not entry.of_target
         share = self._share(entry.name) if scope == "model" and isinstance(entry, Verdict) else ""
         if not ranked:
             # Nothing is measured any more, or nobody ranks the fixes: the catalogue's, in its order.
-            gone = '\n{{- $sep }}{{ $value | printf "%.0f" }} gone' if entry.name == "engine_missing" else ""
+            missing = scope == "target" and isinstance(entry, Finding)
+            gone = '\n{{- $sep }}{{ $value | printf "%.0f" }} gone' if missing else ""
             counted = tuple(filter(None, (share or gone,)))
             said = template.text(entry, scope, self.place(scope), counted, template.fixes_of(entry))
             return (template.matchers(self._labels[scope]) if share else "") + said

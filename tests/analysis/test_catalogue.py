@@ -1,15 +1,14 @@
 """The catalogue: its vocabulary, its advice and its validation."""
 
-import copy
-import itertools
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from exporter.analysis import catalogue as catalogue_module
-from exporter.analysis.catalogue import CatalogueError, Severity, load, parse, parse_text
+from exporter.analysis.catalogue import TOPICS, Severity, Timing, Verdict, load
 from exporter.analysis.conditions import HEALTHY, ORDER
 
 # The vocabulary of the field cases, in the order in which one verdict hides another.
@@ -219,7 +218,6 @@ def test_what_matters_has_an_alert_and_its_runbook():
     """From warning on there is an alert; its runbook has the alert's name."""
     for entry in entries():
         assert entry.alert is not None or entry.severity < Severity.WARNING
-        assert entry.runbook == entry.alert
 
 
 # --- the advice ----------------------------------------------------------------------------------
@@ -237,16 +235,15 @@ def test_kv_bound_asks_for_more_kv_or_less_of_it_per_server():
     assert set(load().verdicts["kv_bound"].fixes) >= MORE_KV | {"add_replicas", "split_prefill_decode"}
 
 
-@pytest.mark.parametrize("name", NOT_KV)
-def test_what_kv_did_not_cause_gets_no_memory_advice(name):
-    """More KV, or fewer requests sharing it, never cures what is not a shortage of KV."""
-    assert not MEMORY_ADVICE & set(load().verdicts[name].fixes)
+def test_what_kv_did_not_cause_gets_no_memory_advice():
+    """More KV, or fewer requests sharing it, never cures what is not a shortage of KV.
 
-
-@pytest.mark.parametrize("name", sorted(set(NOT_KV) - {"healthy"}))
-def test_what_kv_did_not_cause_says_that_memory_will_not_help(name):
-    """Raising the utilization is everybody's first thought, so it is named with its reason."""
-    assert "raise_gpu_memory_utilization" in load().verdicts[name].not_help
+    Raising the utilization is everybody's first thought, so it is named with its reason.
+    """
+    table = load().verdicts
+    assert [name for name in NOT_KV if MEMORY_ADVICE & set(table[name].fixes)] == []
+    silent = [name for name in NOT_KV if "raise_gpu_memory_utilization" not in table[name].not_help]
+    assert silent == ["healthy"]
 
 
 def test_memory_advice_is_marked_as_bound_to_a_shortage():
@@ -255,12 +252,10 @@ def test_memory_advice_is_marked_as_bound_to_a_shortage():
     assert marked == MEMORY_ADVICE | {"reserve_full_prompt"}
 
 
-@pytest.mark.parametrize("name", PREEMPTION)
-def test_preemption_is_never_answered_with_less_memory_or_a_smaller_step(name):
+def test_preemption_is_never_answered_with_less_memory_or_a_smaller_step():
     """Lower utilization makes it worse and fewer batched tokens change nothing; both are said."""
-    assert {"lower_gpu_memory_utilization", "lower_max_num_batched_tokens"} <= set(
-        load().verdicts[name].not_help
-    )
+    refused = {"lower_gpu_memory_utilization", "lower_max_num_batched_tokens"}
+    assert [name for name in PREEMPTION if not refused <= set(load().verdicts[name].not_help)] == []
 
 
 def test_lower_utilization_and_smaller_steps_are_for_out_of_memory_only():
@@ -397,259 +392,162 @@ def test_the_catalogue_is_read_once_and_cannot_be_changed():
         load().verdicts["healthy"].severity = Severity.CRITICAL
 
 
-# --- validation ----------------------------------------------------------------------------------
+# --- the form of the file ------------------------------------------------------------------------
 
 
-@pytest.fixture
+class UniqueKeyLoader(yaml.SafeLoader):
+    """Rejects a key written twice, of which YAML would silently keep the second."""
+
+    def construct_mapping(self, node, deep=False):
+        """Read a mapping after looking at its keys."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"a key stands twice among {keys} {node.start_mark}"
+        return super().construct_mapping(node, deep=deep)
+
+
+@pytest.fixture(scope="module")
 def document():
-    """A small catalogue without a fault."""
-    common = {
-        "severity": "none",
-        "alert": None,
-        "summary": "All is well.",
-        "meaning": "It works.",
-        "impact": "None.",
-        "confirm": [{"text": "Look.", "promql": "vllm_pressure_up"}],
-        "fixes": [],
-        "not_help": {},
-        "runbook": None,
-    }
-    alarm = {"severity": "critical", "alert": "VllmBad", "model_alert": "VllmModelBad", "runbook": "VllmBad"}
-    return {
-        "verdicts": {
-            "bad": {**copy.deepcopy(common), **alarm, "fixes": ["mend"], "not_help": {"wait": "It stays."}},
-            "healthy": copy.deepcopy(common),
-        },
-        "findings": {"odd": {**copy.deepcopy(common), "scope": "engine", "fixes": ["wait"]}},
-        "fixes": {
-            name: {
-                "title": name.capitalize(),
-                "flag": None,
-                "action": "Do it.",
-                "effect": "None.",
-                "conditions": ["Always."],
-                "risk": "None.",
-            }
-            for name in ("mend", "wait")
-        },
-    }
+    """The file as YAML has it."""
+    text = Path(catalogue_module.__file__).with_name("catalogue.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, Loader=UniqueKeyLoader)  # it is a SafeLoader
 
 
-def problems_of(document):
-    """Everything that is wrong with a document, in the words of the error."""
-    with pytest.raises(CatalogueError) as raised:
-        parse(document)
-    assert str(raised.value) == "\n".join(raised.value.problems)
-    return list(raised.value.problems)
-
-
-def test_a_faultless_document_is_taken(document):
-    """The document that the following tests break is a good one."""
-    catalogue = parse(document)
-    assert list(catalogue.verdicts) == ["bad", "healthy"]
-    assert catalogue.verdicts["bad"].fixes == ("mend",)
-    assert catalogue.verdicts["bad"].can_page
-    assert catalogue.findings["odd"].scope == "engine"
-
-
-BAD = "verdicts.bad"
-FAULTS = {
-    "unknown key": ((BAD, "sevrity"), "info", "verdicts.bad.sevrity: unknown key"),
-    "bad severity": (
-        (BAD, "severity"),
-        "fatal",
-        "verdicts.bad.severity: wanted one of none, info, warning, critical, got 'fatal'",
-    ),
-    "no sentence end": (
-        (BAD, "summary"),
-        "It is bad",
-        "verdicts.bad.summary: wanted a sentence's end, got ...'It is bad'",
-    ),
-    "two sentences": (
-        (BAD, "summary"),
-        "Bad. So bad.",
-        "verdicts.bad.summary: wanted one sentence, got several",
-    ),
-    "empty text": ((BAD, "meaning"), " ", "verdicts.bad.meaning: is empty"),
-    "number for text": ((BAD, "meaning"), 7, "verdicts.bad.meaning: wanted text, got int"),
-    "several lines": (
-        (BAD, "impact"),
-        "One.\nTwo.",
-        "verdicts.bad.impact: wanted one line (fold it with >-)",
-    ),
-    "unknown fix": ((BAD, "fixes"), ["mend", "mned"], "verdicts.bad.fixes[1]: unknown fix 'mned'"),
-    "fix twice": ((BAD, "fixes"), ["mend", "mend"], "verdicts.bad.fixes[1]: 'mend' stands twice"),
-    "fix not a list": ((BAD, "fixes"), {"mend": 1}, "verdicts.bad.fixes: wanted a list, got dict"),
-    "unknown reason": ((BAD, "not_help"), {"mned": "It stays."}, "verdicts.bad.not_help.mned: unknown fix"),
-    "advised and not": (
-        (BAD, "not_help"),
-        {"mend": "It stays."},
-        "verdicts.bad.not_help.mend: advised in fixes as well",
-    ),
-    "reason without end": (
-        (BAD, "not_help"),
-        {"wait": "It stays"},
-        "verdicts.bad.not_help.wait: wanted a sentence's end, got ...'It stays'",
-    ),
-    "no reasons": ((BAD, "not_help"), None, "verdicts.bad.not_help: wanted a mapping, got nothing"),
-    "no alert": ((BAD, "alert"), None, "verdicts.bad.alert: wanted, because the severity is critical"),
-    "no page": (
-        (BAD, "model_alert"),
-        None,
-        "verdicts.bad.model_alert: wanted, because the verdict can be critical",
-    ),
-    "no runbook": ((BAD, "runbook"), None, "verdicts.bad.runbook: wanted, because there is an alert VllmBad"),
-    "lifted already": (
-        (BAD, "critical_when"),
-        "It lasts.",
-        "verdicts.bad.critical_when: it is critical already",
-    ),
-    "needless alert": (
-        ("verdicts.healthy", "alert"),
-        "VllmHealthy",
-        "verdicts.healthy.alert: must be null, because the severity is none",
-    ),
-    "needless page": (
-        ("verdicts.healthy", "model_alert"),
-        "VllmModelHealthy",
-        "verdicts.healthy.model_alert: only for a verdict that can be critical",
-    ),
-    "not a truth": (
-        ("verdicts.healthy", "of_target"),
-        "yes",
-        "verdicts.healthy.of_target: wanted true or false, got 'yes'",
-    ),
-    "check without text": (
-        ("verdicts.healthy", "confirm"),
-        [{"promql": "up"}],
-        "verdicts.healthy.confirm[0].text: missing",
-    ),
-    "bare check": (
-        ("verdicts.healthy", "confirm"),
-        ["Look."],
-        "verdicts.healthy.confirm[0]: wanted a mapping, got str",
-    ),
-    "bad scope": (
-        ("findings.odd", "scope"),
-        "pod",
-        "findings.odd.scope: wanted one of engine, model, target, got 'pod'",
-    ),
-    "flag without dashes": (
-        ("fixes.mend", "flag"),
-        "max-num-seqs {value}",
-        "fixes.mend.flag: wanted --a-flag with at most one {value}, got 'max-num-seqs {value}'",
-    ),
-    "title with a stop": (("fixes.mend", "title"), "Mend.", "fixes.mend.title: a title has no full stop"),
-    "bare version": (
-        ("fixes.mend", "since"),
-        0.1,
-        r"fixes.mend.since: wanted the form \d+\.\d+(\.\d+)?, got 0.1",
-    ),
-    "condition without end": (
-        ("fixes.mend", "conditions"),
-        ["Always"],
-        "fixes.mend.conditions[0]: wanted a sentence's end, got ...'Always'",
-    ),
+ONE_SENTENCE = {"summary", "critical_when", "not_help"}
+SENTENCES = {*ONE_SENTENCE, "meaning", "impact", "action", "effect", "conditions", "risk", "text"}
+FORMS = {
+    "alert": r"Vllm([A-Z][a-z0-9]+)+",
+    "model_alert": r"VllmModel([A-Z][a-z0-9]+)+",
+    "flag": r"--[a-z0-9-]+( [^{]*(\{\\?\"?.*)?)?",
+    "since": r"\d+\.\d+(\.\d+)?",
+    "wait": r"[1-9]\d*[smh]",
+    "keep": r"[1-9]\d*[smh]",
+    "scope": "engine|model|target",
+    "topic": "|".join(TOPICS),
+    "title": r".*[^.]",
 }
+TRUTHS = {"of_target", "needs_short_kv"}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_with_its_path(document, fault):
-    """Each kind of fault gives a problem that says where it is and what was wanted."""
-    (where, key), value, problem = FAULTS[fault]
-    kind, name = where.split(".")
-    document[kind][name][key] = value
-    assert problem in problems_of(document)
+def leaves(key, value, path):
+    """Every value with its key and path; those of lists and of `not_help` have the key of the whole."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from leaves("not_help" if key == "not_help" else name, inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(key, inner, f"{path}[{index}]")
+    else:
+        yield key, value, path
 
 
-@pytest.mark.parametrize(
-    "key", ["severity", "alert", "summary", "meaning", "impact", "confirm", "fixes", "not_help", "runbook"]
-)
-def test_a_missing_key_is_named(document, key):
-    """Every key is wanted, even where it would be null or empty, and one missing is one problem."""
-    del document["verdicts"]["bad"][key]
-    document["findings"]["odd"]["fixes"] = ["wait", "mend"]
-    assert problems_of(document) == [f"verdicts.bad.{key}: missing"]
+def wrong_form(key, value):
+    """What is wrong with one value, None if nothing is."""
+    if key in TRUTHS:
+        return None if isinstance(value, bool) else "wanted true or false"
+    if value is None:
+        return None if key in {"alert", "flag"} else "wanted text"
+    if not isinstance(value, str) or not value.strip() or "\n" in value.strip():
+        return "wanted one line of text (fold it with >-)"
+    if key in SENTENCES and value[-1] not in ".!?":
+        return "wanted a sentence's end"
+    if key in ONE_SENTENCE and re.search(r"[.!?] ", value):
+        return "wanted one sentence, got several"
+    if key in FORMS and not re.fullmatch(FORMS[key], value):
+        return f"wanted the form {FORMS[key]}"
+    return "wanted at most one {value}" if key == "flag" and value.count("{value}") > 1 else None
 
 
-def test_all_faults_are_listed_at_once(document):
-    """Whoever edits the catalogue sees everything that is wrong after one run."""
-    expected = []
-    for (where, key), value, problem in map(
-        FAULTS.get, ("unknown key", "bad severity", "no sentence end", "unknown fix", "bad scope")
+def test_every_value_of_the_file_has_its_form(document):
+    """Unknown and missing keys do not get this far: they are arguments of the classes."""
+    assert document.keys() == {"verdicts", "findings", "fixes", "watching"}
+    wrong = [
+        f"{path}: {fault}, got {value!r}"
+        for key, value, path in leaves("", document, "")
+        if (fault := wrong_form(key, value))
+    ]
+    assert wrong == []
+    names = [name for table in document.values() for name in table]
+    assert [name for name in names if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)] == []
+
+
+def test_a_wrong_form_is_seen():
+    """One value of each kind."""
+    wrong = {
+        "alert": "vllmBad",
+        "summary": "Two. Sentences.",
+        "meaning": "No end",
+        "action": "One.\nTwo.",
+        "flag": "max-num-seqs {value}",
+        "title": "A title.",
+        "since": 0.1,
+        "wait": "5 minutes",
+        "topic": "pods",
+        "of_target": "yes",
+        "impact": None,
+    }
+    assert [key for key, value in wrong.items() if wrong_form(key, value) is None] == []
+
+
+def test_an_unknown_key_is_an_error():
+    """So is a missing one."""
+    for row in ({"titel": "Mend"}, {"title": "Mend"}):
+        with pytest.raises(TypeError):
+            catalogue_module._table(catalogue_module.Fix, {"mend": row})
+
+
+def alerts_of(entry):
+    """The alerts of an entry: of one engine, and of the model."""
+    return [name for name in (entry.alert, getattr(entry, "model_alert", None)) if name]
+
+
+def contradictions(entry):
+    """What is wrong between the keys of one entry."""
+    fixes = load().fixes.keys()
+    if (entry.severity >= Severity.WARNING) > (entry.alert is not None):
+        yield "wanted an alert, because of its severity"
+    if entry.alert is not None and entry.severity is Severity.NONE:
+        yield "wanted no alert, because its severity is none"
+    if entry.alert is not None and (entry.timing is None or not entry.timing.wait):
+        yield "wanted a timing, because it has an alert"
+    if entry.timing is not None and bool(entry.timing.keep) != bool(entry.timing.why_keep):
+        yield "wanted keep and why_keep together"
+    if len(set(entry.fixes)) != len(entry.fixes) or not {*entry.fixes, *entry.not_help} <= fixes:
+        yield "unknown fix, or one that stands twice"
+    if {*entry.fixes} & entry.not_help.keys():
+        yield "a fix is advised and said not to help"
+    if isinstance(entry, Verdict) and entry.can_page != (entry.model_alert is not None):
+        yield "wanted a model's alert exactly where the verdict can be critical"
+    if isinstance(entry, Verdict) and entry.critical_when and entry.severity is Severity.CRITICAL:
+        yield "critical_when, and critical already"
+
+
+def test_no_entry_contradicts_itself_or_another():
+    """Each alert belongs to one entry, each name to one table, and each fix is advised somewhere."""
+    all_of_them = [*entries(), *load().watching.values()]
+    assert [f"{entry.name}: {fault}" for entry in all_of_them for fault in contradictions(entry)] == []
+    names = [name for entry in all_of_them for name in alerts_of(entry)]
+    assert len(names) == len(set(names))
+    assert not load().verdicts.keys() & load().findings.keys()
+    assert load().fixes.keys() == {fix for entry in entries() for fix in entry.fixes}
+    assert {finding.instead_of for finding in load().findings.values()} <= {None, *load().verdicts}
+
+
+def test_a_contradiction_is_seen():
+    """One entry of each kind of fault."""
+    good = load().verdicts["preemption_thrash"]
+    assert not list(contradictions(good))
+    for change in (
+        {"alert": None},
+        {"severity": Severity.NONE},
+        {"timing": None},
+        {"timing": Timing("why", "1m", "2m")},
+        {"fixes": ("add_replicas", "add_replicas")},
+        {"fixes": ("mend",)},
+        {"fixes": ("restart_engine",)},
+        {"model_alert": None},
+        {"critical_when": "It lasts."},
     ):
-        kind, name = where.split(".")
-        document[kind][name][key] = value
-        expected.append(problem)
-    document["extras"] = {}
-    expected.append("extras: unknown key")
-    assert sorted(problems_of(document)) == sorted(expected)
-
-
-def test_versions_in_the_wrong_order_are_refused(document):
-    """Versions compare by number: 0.9 is before 0.10."""
-    document["fixes"]["mend"] |= {"since": "0.10", "until": "0.9"}
-    assert problems_of(document) == ["fixes.mend.until: before since (0.10)"]
-
-
-def test_a_name_is_a_verdict_or_a_finding(document):
-    """One word cannot be both."""
-    document["findings"]["healthy"] = document["findings"]["odd"]
-    assert "findings.healthy: is a verdict as well" in problems_of(document)
-
-
-def test_an_alert_belongs_to_one_entry(document):
-    """Two entries with one alert could not be told apart by whoever is paged."""
-    document["verdicts"]["healthy"] |= {"severity": "info", "alert": "VllmBad", "runbook": "VllmBad"}
-    assert problems_of(document) == ["verdicts.healthy: alert VllmBad is used before"]
-
-
-def test_a_fix_that_nobody_advises_is_refused(document):
-    """A fix without a verdict is a leftover or a forgotten line."""
-    document["findings"]["odd"]["fixes"] = []
-    assert problems_of(document) == ["fixes.wait: no verdict and no finding advises it"]
-
-
-def test_names_are_lower_case(document):
-    """Names become label values, so they have one form."""
-    document["fixes"]["Mend-It"] = document["fixes"]["mend"]
-    assert "fixes.Mend-It: wanted a lower_case name" in problems_of(document)
-
-
-@pytest.mark.parametrize("top", [None, [], "text", {}])
-def test_a_document_of_another_shape_is_refused(top):
-    """Whatever is not a mapping of the three tables gives problems and no other error."""
-    assert problems_of(top)
-
-
-def test_a_key_written_twice_is_refused(document):
-    """YAML would silently keep the second one."""
-    text = yaml.safe_dump(document) + "\nfixes: {}\n"
-    with pytest.raises(CatalogueError, match="the key 'fixes' stands twice"):
-        parse_text(text)
-
-
-@pytest.mark.parametrize("text", ["a: [", "? [a]\n: b\n", "\t- x", "%"])
-def test_text_that_is_no_yaml_is_refused_with_one_problem(text):
-    """A broken file is the same kind of error as a wrong one."""
-    with pytest.raises(CatalogueError) as raised:
-        parse_text(text)
-    assert len(raised.value.problems) == 1
-
-
-def test_any_wrong_type_anywhere_is_a_problem_and_no_other_error(document):
-    """Validation reads on after a fault, so no stand-in may make it fall over."""
-    for kind, value in itertools.product(
-        ("verdicts", "findings", "fixes"), (None, 3, "x", [1], {"a": 1}, {1: 2})
-    ):
-        for name, entry in document[kind].items():
-            for key in entry:
-                broken = copy.deepcopy(document)
-                broken[kind][name][key] = value
-                try:
-                    parse(broken)
-                except CatalogueError as error:
-                    assert error.problems  # noqa: PT017  # null is right for some keys, so it need not raise
+        assert list(contradictions(replace(good, **change))), change
 
 
 def test_the_module_exports_what_it_says():

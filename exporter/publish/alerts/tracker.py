@@ -32,8 +32,6 @@ SOURCE: Final = "sidecar"
 # An alert that is not told again ends after so many resend intervals. Prometheus does the same: two
 # pushes may get lost, and an exporter that starts anew has found its verdict again before.
 LIFETIMES: Final = 4
-# The finding that stands in the readings of the engines themselves; it outlasts polls that fail.
-_ENGINE_MISSING: Final = "engine_missing"
 # More engines than these are not named in the text of a model's alert.
 _NAMED: Final = 3
 # Labels that say where it is, in the order of the text.
@@ -237,9 +235,12 @@ def _of_target(reading: TargetReading, table: _Table) -> Iterator[_Found]:
     if all(engine.judgement.verdict != judgement.verdict for engine in reading.engines.values()):
         for alert in table.of("target", judgement.verdict, judgement.severity):
             yield _Found(alert, {})
+    # The findings of a target are about engines that are gone. Its readings know them, also while polls fail.
     missing = sum(engine.missing for engine in reading.engines.values())
-    for name in (_ENGINE_MISSING,) if missing else ():
-        yield from (_Found(alert, {}, counted=f"{missing} gone") for alert in table.of("target", name))
+    for finding in catalogue.load().findings.values() if missing else ():
+        yield from (
+            _Found(alert, {}, counted=f"{missing} gone") for alert in table.of("target", finding.name)
+        )
 
 
 def _numbers(found: _Found) -> Iterator[str]:
