@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from exporter.config import Fact, arguments, parse_facts
+from exporter.config import Fact, arguments, as_number, parse_facts
 from exporter.vllm.exposition import CacheConfig
 
 __all__ = ["SOURCES", "Limits", "merge", "parse_arguments"]
@@ -41,8 +41,7 @@ class Limits:
 
     def number(self, name: str) -> float | None:
         """A fact that is a number; None where it is unknown, or no number."""
-        value = self.facts.get(name)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return as_number(self.facts.get(name))
 
     def flag(self, name: str) -> bool | None:
         """A fact that is true or false; None where it is unknown, or neither."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
 from exporter.analysis.signals import Signals
-from exporter.config import AnalysisConfig
+from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
 
 __all__ = ["Counts", "Queue", "Situation", "Throughput", "describe"]
@@ -262,7 +262,8 @@ def _busy(history: History) -> bool:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = as_number(value)
+    return None if number is None else float(number)
 
 
 def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> float | None:

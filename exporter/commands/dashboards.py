@@ -17,12 +17,12 @@ from typing import Any, Final
 from exporter.commands._grafana import TOKEN, Grafana, push
 from exporter.commands._outcome import OK, CommandError
 from exporter.config import Config
+from exporter.config.labels import is_label_name
 from exporter.publish.alerts.table import RUNBOOK_BASE
 
 __all__ = ["adapt", "add_arguments", "run"]
 
 _NAMES: Final = ("fleet", "engine", "exporter")
-_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 # The label in an expression, not the variable of the same name.
 _POD: Final = re.compile(r"(?<![\w$\"-])pod(?![\w-])|(?<=\")pod(?=\")|(?<=\{\{)pod(?=\}\})")
 
@@ -111,7 +111,7 @@ def adapt(name: str, runbook_base: str = "", server_label: str = "pod") -> Json:
     Raises:
         CommandError: the label is invalid, or the package lacks the file.
     """
-    if not _LABEL.fullmatch(server_label):
+    if not is_label_name(server_label):
         raise CommandError(f"--server-label: expected the name of a label, got {server_label!r}")
     try:
         text = (_folder() / f"{name}.json").read_text(encoding="utf-8")

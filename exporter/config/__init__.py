@@ -4,7 +4,7 @@ To add an option add a line to one of the dataclasses in ``sections.py``; flag, 
 the file, checks, `reference` and `describe` follow from it. How that works stands in ``options.py``.
 """
 
-from exporter.config.facts import FACTS, Fact, parse_facts
+from exporter.config.facts import FACTS, Fact, as_number, parse_facts
 from exporter.config.kinds import read_url
 from exporter.config.loading import load
 from exporter.config.options import ConfigError, Option, Secret
@@ -51,6 +51,7 @@ __all__ = [
     "WebFileConfig",
     "WhatIfConfig",
     "add_flags",
+    "as_number",
     "describe",
     "flags_given",
     "load",

@@ -17,9 +17,15 @@ from exporter.config.options import (
     whole,
 )
 
-__all__ = ["DAY", "FACTS", "HOUR", "MANY", "Fact", "parse_facts"]
+__all__ = ["DAY", "FACTS", "HOUR", "MANY", "Fact", "as_number", "parse_facts"]
 
 Fact: TypeAlias = bool | int | float | str
+
+
+def as_number(value: object) -> int | float | None:
+    """A value that is a number; None for anything else, true and false included."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
 
 MANY = 1 << 30  # more requests, tokens or blocks than any engine has
 HOUR = 3600.0

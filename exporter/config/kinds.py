@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from exporter.config import arguments
 from exporter.config.facts import FACTS, Fact, parse_facts
+from exporter.config.labels import is_label_name
 from exporter.config.options import MASK, TEXT, Kind, Refused, Secret, attempt, entries, scalar, shape
 
 __all__ = [
@@ -139,7 +140,7 @@ def _labels(given: Mapping[str, Any], allowed: Callable[[str], bool], which: str
     """Labels whose names are allowed; `which` says which are."""
     problems = []
     for name, value in given.items():
-        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or not allowed(name):
+        if not is_label_name(name) or not allowed(name):
             problems.append(f".{name}: expected the name of a label{which}")
         elif not isinstance(value, str) or not value.isprintable():
             problems.append(f".{name}: expected a printable text")

@@ -1,19 +1,15 @@
 """The TLS settings of connections to elsewhere: to vLLM's servers, and to Alertmanager."""
 
-import os
 import ssl
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from weakref import WeakValueDictionary
 
 from exporter.config import TlsConfig
+from exporter.net.errors import RefusedError, system_error
+from exporter.net.secret_files import file_stamp
 
-__all__ = ["TlsFilesError", "context"]
-
-
-class TlsFilesError(Exception):
-    """A file of the settings cannot be used; the message names the option and the cause, and no path."""
+__all__ = ["context"]
 
 
 # In use now, by their settings and the state of the files that they were made of. One takes 20 ms to make
@@ -25,22 +21,14 @@ def context(tls: TlsConfig) -> ssl.SSLContext:
     """The settings as OpenSSL takes them, made anew only where they or a file of theirs is another.
 
     Raises:
-        TlsFilesError: a certificate or key cannot be loaded.
+        RefusedError: a certificate or key cannot be loaded; the message names the option, and no path.
     """
     paths = (tls.ca_file or ssl.get_default_verify_paths().cafile, tls.cert_file, tls.key_file)
-    key = (tls, *map(_stamp, paths))
+    key = (tls, *map(file_stamp, paths))
     made = _CONTEXTS.get(key)
     if made is None:
         made = _CONTEXTS[key] = _made(tls)
     return made
-
-
-def _stamp(path: str | None) -> Hashable:
-    try:
-        stat = Path(path).stat() if path else None
-    except OSError:
-        return None
-    return stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def _made(tls: TlsConfig) -> ssl.SSLContext:
@@ -61,7 +49,6 @@ def _loading(option: str) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as problem:
-        raise TlsFilesError(f"cannot load {option}: {problem.reason or 'not PEM'}") from problem
+        raise RefusedError("tls", f"cannot load {option}: {problem.reason or 'not PEM'}") from problem
     except OSError as problem:
-        cause = os.strerror(problem.errno).lower() if problem.errno else "unknown error"
-        raise TlsFilesError(f"cannot load {option}: {cause}") from problem
+        raise RefusedError("tls", f"cannot load {option}: {system_error(problem.errno)}") from problem

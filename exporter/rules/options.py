@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from exporter.config.labels import LABEL_NAME, is_label_name
+
 __all__ = ["JOB", "NATIVE_JOB", "Options", "Thresholds", "add_arguments"]
 
 JOB: Final = "vllm-preemption-exporter"
 NATIVE_JOB: Final = "vllm"
 # A name that is reserved for examples: whoever installs the rules sets their own.
 DASHBOARD_BASE: Final = "https://grafana.example.com"
-_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _OWN_LABELS: Final = frozenset({"alertname", "severity"})
-_MATCHER: Final = r'[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=|!=|=~|!~)\s*"(?:[^"\\\n]|\\.)*"'
+_MATCHER: Final = LABEL_NAME + r'\s*(?:=|!=|=~|!~)\s*"(?:[^"\\\n]|\\.)*"'
 _SELECTOR: Final = re.compile(rf"{_MATCHER}(?:\s*,\s*{_MATCHER})*")
 
 
@@ -154,14 +155,14 @@ def _selector(text: str) -> str:
 
 
 def _label(text: str) -> str:
-    if not _LABEL.fullmatch(text):
+    if not is_label_name(text):
         raise argparse.ArgumentTypeError(f"wanted the name of a label, got {text!r}")
     return text
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
-    if not separator or not _LABEL.fullmatch(name) or name in _OWN_LABELS:
+    if not separator or not is_label_name(name) or name in _OWN_LABELS:
         raise argparse.ArgumentTypeError(
             f"wanted NAME=VALUE of a label that is not the rules' own, got {text!r}"
         )

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from exporter.config import Config, DnsTargetsConfig, FileTargetsConfig, TargetConfig, read_url
+from exporter.config.labels import is_label_name
 
 __all__ = ["SOURCES", "DnsSource", "FileSource", "Source", "StaticSource", "Target", "name_of", "sources"]
 
@@ -36,7 +37,6 @@ MOST_LABEL_NAME: Final = 128
 MOST_LABEL_VALUE: Final = 512
 # So many different slips are logged of one source; there may be one per target.
 _MOST_TOLD: Final = 20
-_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]+)?\]")
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -131,7 +131,7 @@ def _clean(labels: Mapping[str, str], reserved: frozenset[str], tell: Callable[[
     for name, value in sorted(labels.items()):
         if name.startswith("__"):
             continue  # they are for the discovery itself
-        if not _LABEL.fullmatch(name) or len(name) > MOST_LABEL_NAME:
+        if not is_label_name(name) or len(name) > MOST_LABEL_NAME:
             tell(f"label {name[:40]!r}: expected letters, digits and _, at most {MOST_LABEL_NAME}")
         elif name in reserved:
             tell(f"label {name}: the exporter has a label of this name itself")

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig, Config, PollConfig
 from exporter.net.urls import shown_url
-from exporter.publish.alerts.push import Notifier, OfTarget
+from exporter.publish.alerts.push import Notifier, TargetAlerts
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, ReadingCollector
 from exporter.publish.page.timeline import Timeline
@@ -88,7 +88,7 @@ class Watched:
             self._client, self.pipeline, Pace(config.poll.interval), self._note, prober=self._prober
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._alerts: OfTarget | None = None
+        self._alerts: TargetAlerts | None = None
         self.collector = self._collector(())
 
     @property

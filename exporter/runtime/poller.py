@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from exporter.analysis.median import median
 from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.net.backoff import backoff
 from exporter.vllm.answers import NO_ANSWERS
 from exporter.vllm.client import Answer
 from exporter.vllm.prober import Prober
@@ -33,7 +34,6 @@ SLOWEST_SECONDS: Final = 5.0
 # storm, and one slow poll means nothing. To read the answer of one engine takes a third of a millisecond.
 DEAREST_SHARE: Final = 0.1
 JUDGED_POLLS: Final = 10
-_JITTER: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ class Pace:
         return start + (missed + 1) * self.interval
 
     def _back_off(self) -> float:
-        doubled = self.interval * 2.0 ** min(self._failures - PATIENT_FAILURES, 10)
-        wait = min(max(SLOWEST_SECONDS, self._intended), doubled) * (1 - _JITTER * self._jitter())
+        longest = max(SLOWEST_SECONDS, self._intended)
+        wait = backoff(self.interval, longest, self._failures - PATIENT_FAILURES, self._jitter())
         return max(self.interval, wait)  # backing off never means to ask more often
 
 

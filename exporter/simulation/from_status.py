@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from exporter.config import as_number
 from exporter.simulation.load import Load, observed_load
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepSample, StepTime, fit
@@ -160,7 +161,8 @@ def _step_time(steps: Iterable[Iterable[float]], assumed: list[str]) -> StepTime
 
 
 def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = as_number(value)
+    return None if number is None else int(number)
 
 
 def asked(load: Load) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from exporter.config import as_number
 from exporter.simulation.rng import Dice
 from exporter.simulation.timing import nanoseconds
 
@@ -140,9 +141,10 @@ def _seconds(index: int, name: str, fields: Mapping[str, Any]) -> int | None:
     value = fields.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:  # noqa: PLR2004
+    number = as_number(value)
+    if number is None or not 0 <= number < 1e9:  # noqa: PLR2004
         raise WorkloadError(f"request {index}: {name}: wanted seconds of at least 0, got {value!r}")
-    return nanoseconds(value)
+    return nanoseconds(number)
 
 
 @dataclass(frozen=True, slots=True)

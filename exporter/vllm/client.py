@@ -6,17 +6,11 @@ ever leaves through an `Answer`.
 """
 
 import asyncio
-import errno
 import json
-import os
-import ssl
 import zlib
 from base64 import b64encode
-from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import aiohttp
@@ -25,29 +19,16 @@ from yarl import URL
 from exporter import __version__
 from exporter.config import PollConfig, TargetConfig
 from exporter.net import tls
+from exporter.net.errors import RefusedError, explain
+from exporter.net.secret_files import SecretFile
 
-__all__ = ["REASONS", "Answer", "JsonAnswer", "MetricsClient"]
-
-REASONS: Mapping[str, str] = {
-    "connection_refused": "nothing listens there",
-    "connection_reset": "the server closed the connection before its answer was whole",
-    "timeout": "no whole answer in time",
-    "dns": "the host's name cannot be resolved",
-    "tls": "the TLS connection cannot be made",
-    "redirect": "redirected where this client does not follow",
-    "body_too_large": "the body is larger than allowed",
-    "bad_encoding": "the body cannot be decoded",
-    "unreachable": "the server cannot be reached",
-    "protocol": "the answer is not HTTP as expected",
-}
-"""Every error an answer may carry, with its plain meaning; beside these only ``http_<status>``."""
+__all__ = ["Answer", "JsonAnswer", "MetricsClient"]
 
 _ACCEPT_METRICS = "text/plain;version=0.0.4, application/openmetrics-text;version=1.0.0;q=0.5, */*;q=0.1"
 _MAX_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_DETAIL = 200
 _CLOSED = "the client is closed"
-_MAX_TOKEN_FILE = 65_536
 # Room for a whole body of the usual size, so that reading it does not pause and resume the transport.
 _READ_BUFFER = 262_144
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib tells the two apart by the first bytes
@@ -104,7 +85,8 @@ class MetricsClient:
         self._target = target
         self._timeout = poll.timeout
         self._limit = poll.max_body_bytes
-        self._token_file = _TokenFile(target.bearer_token_file) if target.bearer_token_file else None
+        path = target.bearer_token_file
+        self._token_file = SecretFile(path, "the bearer token file") if path else None
         self._opened: tuple[aiohttp.ClientSession, URL] | None = None
         self._closed = False
 
@@ -141,12 +123,10 @@ class MetricsClient:
             # One limit over everything: name resolution, connecting, all redirects and the body.
             async with asyncio.timeout(self._timeout):
                 body, content_type = await self._get(path)
-        except _RefusedError as exc:
-            error, detail = exc.reason, str(exc)
-        except Exception as exc:  # noqa: BLE001  # the contract: whatever happens becomes an answer
-            error, detail = _explain(exc)
+        except Exception as problem:  # noqa: BLE001  # the contract: whatever happens becomes an answer
+            error, detail = explain(problem)
             detail += self._hint(error)
-            if self._closed:  # under our feet: what aiohttp raises then is chance
+            if self._closed:  # while the fetch was under way: what aiohttp raises then is chance
                 error, detail = "unreachable", _CLOSED
         else:
             return Answer(body, None, "", clock() - start, content_type)
@@ -171,7 +151,8 @@ class MetricsClient:
     async def _get(self, path: str | None) -> tuple[bytes, str]:
         """GETs the metrics, or what lies at ``path``, following redirects within the origin."""
         session, url = self._opened or self._open()
-        headers = self._token_file.headers() if self._token_file is not None else {}
+        token = self._token_file
+        headers = {} if token is None else {"Authorization": _bearer(token.read())}
         if path is not None:
             url, headers = _resolve(url, path), {**headers, "Accept": "application/json"}
         server_name = self._target.tls.server_name
@@ -184,9 +165,9 @@ class MetricsClient:
                     return await self._read(response), response.headers.get("Content-Type", "")
                 location = response.headers.get("Location") if status in _REDIRECTS else None
             if location is None:
-                raise _RefusedError(f"http_{status}", _status_detail(status))
+                raise RefusedError(f"http_{status}", _status_detail(status))
             url = _resolve(url, location)
-        raise _RefusedError("redirect", f"more than {_MAX_REDIRECTS} redirects")
+        raise RefusedError("redirect", f"more than {_MAX_REDIRECTS} redirects")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """Reads the body, and decodes it, without ever holding much more than the limit."""
@@ -215,7 +196,7 @@ class MetricsClient:
     def _open(self) -> tuple[aiohttp.ClientSession, URL]:
         """Makes the session, and the URL to ask it for, with all that stays the same from fetch to fetch."""
         if self._closed:
-            raise _RefusedError("unreachable", _CLOSED)
+            raise RefusedError("unreachable", _CLOSED)
         url, headers = _bare(self._target.url), _fixed_headers(self._target)
         session = aiohttp.ClientSession(
             connector=_connector(url, self._target),
@@ -235,50 +216,13 @@ class MetricsClient:
             await opened[0].close()
 
 
-class _RefusedError(Exception):
-    """What this client itself refuses; the message is the answer's detail."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-class _TokenFile:
-    """A bearer token in a file, read again whenever the file has changed."""
-
-    __slots__ = ("_headers", "_path", "_stamp")
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._stamp: tuple[int, int, int] | None = None
-        self._headers: dict[str, str] = {}
-
-    def headers(self) -> dict[str, str]:
-        """Gives the Authorization header, as one dict that stays the same while the file does."""
-        try:
-            stat = self._path.stat()
-            if not S_ISREG(stat.st_mode):  # a pipe would hold up everything
-                raise _RefusedError("unreachable", "the bearer token file is no regular file")
-            # Kubernetes swaps a symbolic link: then the inode tells, even where the times are equal.
-            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if stamp != self._stamp:
-                with self._path.open("rb") as file:
-                    token = file.read(_MAX_TOKEN_FILE).decode("utf-8", "replace")
-                self._headers = {"Authorization": _bearer(token)}
-                self._stamp = stamp
-        except OSError as exc:
-            detail = f"cannot read the bearer token file: {_os_detail(exc.errno)}"
-            raise _RefusedError("unreachable", detail) from exc
-        return self._headers
-
-
 def _bearer(token: str) -> str:
-    """Builds the header's value; a file's last newline is not part of the token."""
+    """Build the header's value."""
     token = token.strip()
     if not token:
-        raise _RefusedError("protocol", "the bearer token is empty")
+        raise RefusedError("protocol", "the bearer token is empty")
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise _RefusedError("protocol", "the bearer token holds a space or a character no header can carry")
+        raise RefusedError("protocol", "the bearer token holds a space or a character no header can carry")
     return f"Bearer {token}"
 
 
@@ -315,7 +259,7 @@ def _bare(url: str) -> URL:
     except ValueError:
         bare = URL()
     if bare.scheme not in {"http", "https"} or not bare.host:
-        raise _RefusedError("protocol", "the target's url is not an http or https address")
+        raise RefusedError("protocol", "the target's url is not an http or https address")
     return bare
 
 
@@ -325,12 +269,9 @@ def _connector(url: URL, target: TargetConfig) -> aiohttp.BaseConnector:
     if target.unix_socket is not None:
         if secure:
             # aiohttp would silently speak plain text there.
-            raise _RefusedError("tls", "https is not possible over a unix socket: use an http url")
+            raise RefusedError("tls", "https is not possible over a unix socket: use an http url")
         return aiohttp.UnixConnector(path=target.unix_socket, limit=1)
-    try:
-        return aiohttp.TCPConnector(limit=1, ssl=tls.context(target.tls) if secure else True)
-    except tls.TlsFilesError as problem:
-        raise _RefusedError("tls", str(problem)) from problem
+    return aiohttp.TCPConnector(limit=1, ssl=tls.context(target.tls) if secure else True)
 
 
 def _resolve(base: URL, reference: str) -> URL:
@@ -339,10 +280,10 @@ def _resolve(base: URL, reference: str) -> URL:
         url = base.join(URL(reference)).with_user(None)
         origin = url.origin()
     except ValueError as exc:
-        raise _RefusedError("redirect", "redirected to something that is not a web address") from exc
+        raise RefusedError("redirect", "redirected to something that is not a web address") from exc
     if origin != base.origin():
         # Not named: a server may send back in it what it was sent.
-        raise _RefusedError("redirect", "redirected to another origin, which is not followed")
+        raise RefusedError("redirect", "redirected to another origin, which is not followed")
     return url
 
 
@@ -353,8 +294,8 @@ def _lost(response: aiohttp.ClientResponse) -> bool:
     return protocol is not None and not protocol.is_connected()
 
 
-def _too_large(limit: int) -> _RefusedError:
-    return _RefusedError("body_too_large", f"the body is larger than {limit} bytes")
+def _too_large(limit: int) -> RefusedError:
+    return RefusedError("body_too_large", f"the body is larger than {limit} bytes")
 
 
 def _status_detail(status: int) -> str:
@@ -371,85 +312,15 @@ def _decode(body: bytes, encoding: str, limit: int) -> bytes:
     if name in {"", "identity"}:
         return body
     if name not in {"gzip", "x-gzip", "deflate"}:
-        raise _RefusedError("bad_encoding", "the content encoding is neither gzip nor deflate")
+        raise RefusedError("bad_encoding", "the content encoding is neither gzip nor deflate")
     decoder = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         plain = decoder.decompress(body, limit + 1)
     except zlib.error as exc:
-        raise _RefusedError("bad_encoding", "the compressed body is damaged") from exc
+        raise RefusedError("bad_encoding", "the compressed body is damaged") from exc
     if len(plain) > limit:
         raise _too_large(limit)
     # A second member is refused too: no metrics server sends one, and very many make a slow bomb.
     if not decoder.eof or decoder.unused_data:
-        raise _RefusedError("bad_encoding", "the compressed body is cut off or has bytes after its end")
+        raise RefusedError("bad_encoding", "the compressed body is cut off or has bytes after its end")
     return plain
-
-
-# The first row that fits any exception of the chain wins, so the telling ones come first.
-_BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
-    (aiohttp.ClientConnectorDNSError, "dns"),
-    (ssl.SSLError, "tls"),
-    (aiohttp.ClientPayloadError, "bad_encoding"),
-    (TimeoutError, "timeout"),
-    (ConnectionRefusedError, "connection_refused"),
-    (
-        (ConnectionResetError, ConnectionAbortedError, BrokenPipeError, aiohttp.ServerDisconnectedError),
-        "connection_reset",
-    ),
-)
-_BY_ERRNO = {
-    errno.ECONNREFUSED: "connection_refused",
-    errno.ECONNRESET: "connection_reset",
-    errno.ECONNABORTED: "connection_reset",
-    errno.EPIPE: "connection_reset",
-    errno.ETIMEDOUT: "timeout",
-}
-
-
-def _explain(exc: BaseException) -> tuple[str, str]:
-    """Turns what aiohttp raised into a reason and a detail that repeats nothing the exception quotes."""
-    chain = _chain(exc)
-    reason = _reason(chain)
-    detail = REASONS[reason]
-    # The last one is the true cause: aiohttp's own lack the attributes of those they derive from.
-    tls = next((link for link in reversed(chain) if isinstance(link, ssl.SSLError)), None)
-    number = next((link.errno for link in chain if isinstance(link, OSError) and link.errno), None)
-    if tls is not None:
-        why = getattr(tls, "verify_message", None) or getattr(tls, "reason", None) or type(tls).__name__
-        detail = f"{detail}: {why}"
-    elif reason == "unreachable" and number is not None:
-        detail = f"{detail}: {_os_detail(number)}"
-    elif reason == "protocol":
-        detail = f"{detail} ({type(exc).__name__})"
-    return reason, detail
-
-
-def _chain(exc: BaseException) -> list[BaseException]:
-    """Lists an exception and its causes, the outermost first."""
-    chain = [exc]
-    while chain[-1].__cause__ is not None and len(chain) < 8:  # noqa: PLR2004  # no chain is longer
-        chain.append(chain[-1].__cause__)
-    return chain
-
-
-def _reason(chain: list[BaseException]) -> str:
-    """Picks the key of `REASONS` for an exception and its causes."""
-    first = chain[0]
-    # Of a reset within the body, and of a malformed first chunk, aiohttp tells in the message only.
-    if isinstance(first, aiohttp.ClientPayloadError) and ConnectionResetError.__name__ in str(first):
-        return "connection_reset"
-    if isinstance(first, aiohttp.ClientResponseError) and "chunk" in first.message.partition("\n")[0]:
-        return "bad_encoding"
-    for types, reason in _BY_TYPE:
-        if any(isinstance(link, types) for link in chain):
-            return reason
-    for link in chain:
-        if isinstance(link, OSError) and link.errno in _BY_ERRNO:
-            return _BY_ERRNO[link.errno]
-    if isinstance(first, OSError | aiohttp.ClientConnectionError):
-        return "unreachable"
-    return "protocol"
-
-
-def _os_detail(number: int | None) -> str:
-    return os.strerror(number).lower() if number else "unknown error"

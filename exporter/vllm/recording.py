@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import BinaryIO, Self
+from exporter.config import as_number
 
 __all__ = ["Header", "Poll", "RecordingError", "Writer", "anonymise", "read"]
 
@@ -75,7 +76,7 @@ class Header:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.interval) and self.interval > 0):
-            raise ValueError(f"wanted an interval above 0 s, got {self.interval}")
+            raise ValueError(f"expected an interval above 0 s, got {self.interval}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +97,10 @@ class Poll:
 
     def __post_init__(self) -> None:
         if not abs(self.t) <= _MOST_SECONDS:
-            raise ValueError(f"wanted a finite time t, got {self.t}")
+            raise ValueError(f"expected a finite time t, got {self.t}")
         if (self.body is None) == (not self.error):
             raise ValueError(
-                f"wanted either a body or an error, got {'neither' if self.body is None else 'both'}"
+                f"expected either a body or an error, got {'neither' if self.body is None else 'both'}"
             )
 
 
@@ -127,11 +128,11 @@ def read(path: str | os.PathLike[str]) -> Iterator[Header | Poll]:
             else:
                 poll = _poll(number, _object(number, line))
                 if poll.t < before:
-                    raise RecordingError(number, f"wanted a t of {before} or more, got {poll.t}")
+                    raise RecordingError(number, f"expected a t of {before} or more, got {poll.t}")
                 before = poll.t
                 yield poll
         if not header_read:
-            raise RecordingError(1, "wanted a recording's header, got an empty file")
+            raise RecordingError(1, "expected a recording's header, got an empty file")
 
 
 class _UnreadableError(Exception):
@@ -155,9 +156,9 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             parts.append(rest)
             length += len(rest)
             if length > _LONGEST_LINE:
-                raise RecordingError(number, f"wanted at most {_LONGEST_LINE} bytes, got more")
+                raise RecordingError(number, f"expected at most {_LONGEST_LINE} bytes, got more")
     except _UnreadableError as error:
-        raise RecordingError(number, f"wanted the rest of the gzip file, got {error}") from None
+        raise RecordingError(number, f"expected the rest of the gzip file, got {error}") from None
     if (line := b"".join(parts)).strip():
         yield number, line
 
@@ -212,11 +213,11 @@ def _object(number: int, line: bytes) -> dict[str, Any]:
         value = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
     except json.JSONDecodeError as error:  # its own text would speak of "line 1"
         why = f"{error.msg.lower()} at character {error.pos}"
-        raise RecordingError(number, f"wanted a JSON object, got {reprlib.repr(line)} ({why})") from None
+        raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(line)} ({why})") from None
     except (ValueError, RecursionError) as error:
-        raise RecordingError(number, f"wanted a JSON object, got {reprlib.repr(line)} ({error})") from None
+        raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(line)} ({error})") from None
     if not isinstance(value, dict):
-        raise RecordingError(number, f"wanted a JSON object, got {reprlib.repr(value)}")
+        raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(value)}")
     return value
 
 
@@ -226,7 +227,7 @@ def _no_constant(word: str) -> NoReturn:
 
 def _header(number: int, row: dict[str, Any]) -> Header:
     if "case" not in row:
-        raise RecordingError(number, f"wanted a recording's header with a case, got {reprlib.repr(row)}")
+        raise RecordingError(number, f"expected a recording's header with a case, got {reprlib.repr(row)}")
     return _checked(
         number,
         Header,
@@ -242,7 +243,7 @@ def _poll(number: int, row: dict[str, Any]) -> Poll:
     try:
         encoded = None if body is None else body.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise RecordingError(number, "wanted a body that stands for bytes, got a stray surrogate") from None
+        raise RecordingError(number, "expected a body that stands for bytes, got a stray surrogate") from None
     return _checked(
         number,
         Poll,
@@ -256,16 +257,16 @@ def _poll(number: int, row: dict[str, Any]) -> Poll:
 def _of_type(number: int, row: dict[str, Any], key: str, kind: Any, wanted: str, default: Any = None) -> Any:
     value = row.get(key, default)
     if not isinstance(value, kind):
-        raise RecordingError(number, f"wanted {wanted} as {key}, got {reprlib.repr(value)}")
+        raise RecordingError(number, f"expected {wanted} as {key}, got {reprlib.repr(value)}")
     return value
 
 
 def _number(number: int, row: dict[str, Any], key: str) -> float:
-    value = row.get(key)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    value = as_number(row.get(key))
+    if value is not None:
         with suppress(OverflowError):
             return float(value)
-    raise RecordingError(number, f"wanted a number as {key}, got {reprlib.repr(value)}")
+    raise RecordingError(number, f"expected a number as {key}, got {reprlib.repr(row.get(key))}")
 
 
 def _checked(number: int, kind: Callable[..., _Line], **fields: Any) -> _Line:

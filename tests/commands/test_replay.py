@@ -176,16 +176,16 @@ def test_a_broken_line_is_told_after_all_that_was_readable(run, tmp_path):
     status, out, err = run("replay", path)
     assert status == 1
     assert len(out.splitlines()) == 5
-    assert err == f"vllm-preemption-exporter: {path}: line 7: wanted a number as t, got 'noon'\n"
+    assert err == f"vllm-preemption-exporter: {path}: line 7: expected a number as t, got 'noon'\n"
 
 
 NO_RECORDINGS = {
-    b"": "line 1: wanted a recording's header, got an empty file",
-    b"\x1f\x8b": "line 1: wanted the rest of the gzip file",
-    b"# HELP vllm:x y\n": "line 1: wanted a JSON object",
-    b"\xff\xfe\x00": "line 1: wanted a JSON object",
-    b'{"t": 0}\n': "line 1: wanted a recording's header with a case",
-    b'{"case": "x", "interval": 0}\n': "line 1: wanted an interval above 0 s",
+    b"": "line 1: expected a recording's header, got an empty file",
+    b"\x1f\x8b": "line 1: expected the rest of the gzip file",
+    b"# HELP vllm:x y\n": "line 1: expected a JSON object",
+    b"\xff\xfe\x00": "line 1: expected a JSON object",
+    b'{"t": 0}\n': "line 1: expected a recording's header with a case",
+    b'{"case": "x", "interval": 0}\n': "line 1: expected an interval above 0 s",
 }
 
 

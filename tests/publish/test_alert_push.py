@@ -74,6 +74,7 @@ class Push:
         self.now = NOW
         config = AlertmanagerConfig(urls=urls, **{"hold": 0.0, "timeout": 2.0, **options})
         self.notifier = Notifier(config, self._count, lambda: self.now, self._sleep)
+        self.alerts = self.notifier.target({})
         self._times = itertools.count(1.0)
 
     def _count(self, outcome: str, alerts: int) -> None:
@@ -85,7 +86,7 @@ class Push:
 
     def say(self, *verdicts: str) -> None:
         """A poll found these verdicts."""
-        self.notifier.note(reading(next(self._times), *verdicts))
+        self.alerts.note(reading(next(self._times), *verdicts))
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self.notifier.run())
@@ -407,7 +408,7 @@ def test_what_has_run_out_is_not_told():
 
     async def story():
         async with Fake() as server, Push(server.url, resend_interval=60.0) as push:
-            push.notifier.note(reading(1.0, "kv_bound"))
+            push.alerts.note(reading(1.0, "kv_bound"))
             push.now += 241.0
             await push.until(lambda: push.counts["dropped"] == 1)
             assert server.posts == []
@@ -428,19 +429,19 @@ def test_trouble_is_logged_once_and_its_end_too(caplog):
             await push.until(lambda: push.counts["sent"])
 
     asyncio.run(story())
-    said = [record.getMessage() for record in caplog.records if "taken" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "alertmanager=" in record.getMessage()]
     assert [line.split(" alertmanager=")[0] for line in said] == [
-        "alerts are not taken",
-        "alerts are taken again",
+        "cannot push alerts",
+        "pushing alerts again",
     ]
-    assert "error='http_500'" in said[0]
+    assert "error=http_500" in said[0]
     assert "hush" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: f"http://127.0.0.1:{free_port()}", "unreachable"),
+        (lambda: f"http://127.0.0.1:{free_port()}", "connection_refused"),
         (lambda: "http://no-such-name.invalid", "dns"),
     ],
 )
@@ -562,7 +563,7 @@ def test_polls_go_on_whatever_the_alertmanager_does(tmp_path, kind):
             assert command.metric("vllm_pressure_exporter_polls_skipped_total") == 0
             status, seconds = command.stop()
     assert (status, seconds < 2.0) == (0, True)
-    assert ("unreachable" if kind == "refused" else "timeout") in command.err
+    assert ("connection_refused" if kind == "refused" else "timeout") in command.err
     assert "Traceback" not in command.err
 
 

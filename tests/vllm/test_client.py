@@ -21,8 +21,9 @@ from aiohttp import web
 from cryptography.hazmat.primitives import serialization
 
 from exporter.config import PollConfig, Secret, TargetConfig, TlsConfig
+from exporter.net.errors import REASONS
 from exporter.net.tls import _CONTEXTS, context
-from exporter.vllm.client import REASONS, Answer, MetricsClient
+from exporter.vllm.client import Answer, MetricsClient
 
 BODY = b'vllm:num_requests_running{engine="0",model_name="demo-7b"} 3.0\n' * 20
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -852,7 +853,7 @@ def test_a_token_file_that_is_a_pipe_holds_nothing_up(tmp_path):
     os.mkfifo(file)
     got = fetch(Server(answer()), bearer_token_file=str(file))
     assert_error(got, "unreachable")
-    assert got.detail == "the bearer token file is no regular file"
+    assert got.detail == "the bearer token file is not a regular file"
 
 
 def test_missing_token_file_is_an_error_until_it_is_there(tmp_path):
