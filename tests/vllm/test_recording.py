@@ -282,7 +282,7 @@ GOOD_POLL = '{"t": 1, "body": "x"}'
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"t": 2, "bo', 'wanted a JSON object, got b\'{"t": 2, "bo\' (unterminated string'),
+        ('{"t": 2, "bo', 'expected a JSON object, got b\'{"t": 2, "bo\' (unterminated string'),
         ("\xff", "expected a JSON object"),
         ("[1]", "expected a JSON object, got [1]"),
         ("[" * 100_000, "expected a JSON object"),
@@ -305,13 +305,13 @@ GOOD_POLL = '{"t": 1, "body": "x"}'
     ],
 )
 def test_a_broken_line_is_named_after_all_before_it(tmp_path, line, message):
-    """The polls before the broken line are yielded, then the error says its number and what was wanted."""
+    """The polls before the broken line are yielded, then the error says its number and what was expected."""
     path = tmp_path / "r.jsonl"
     path.write_bytes(f"{GOOD_HEADER}\n{GOOD_POLL}\n\n{line}\n{GOOD_POLL}\n".encode("latin-1"))
     found, error = read_until_broken(path)
     assert found == [Header("a"), Poll(1.0, b"x")]
     assert error.line == 4
-    assert str(error).startswith("line 4: wanted ") or "is not JSON" in str(error)
+    assert str(error).startswith("line 4: expected ") or "is not JSON" in str(error)
     assert message in str(error)
     assert len(str(error)) < 300
 
