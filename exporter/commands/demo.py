@@ -5,32 +5,25 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, Protocol
-
-from aiohttp import web
 
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
 from exporter.commands._options import add_for
 from exporter.commands._outcome import OK
 from exporter.commands._timeline import describe_poll
-from exporter.config import Config, Fact, TargetConfig, WebConfig, add_flags
+from exporter.config import Config, TargetConfig, WebConfig, add_flags
 from exporter.runtime import loop
 from exporter.runtime.sidecar import Sidecar
 from exporter.runtime.signals import stop_signal
 from exporter.standin.metrics_page import VERSIONS
-from exporter.standin.recording_loop import RecordingLoop, bundled_polls
-from exporter.standin.scenarios import RECORDED, SCENARIOS
+from exporter.standin.recording_loop import BUNDLED_FACTS, RecordedServer
+from exporter.standin.scenarios import RECORDED, SCENARIOS, Scenario
 from exporter.standin.server import FakeServer
-from exporter.standin.site import Site
 
 __all__ = ["add_arguments", "run", "show"]
-
-# Settings of the recorded server, which its metrics do not expose.
-_RECORDED_FACTS: Final = {"max_num_seqs": 32, "max_model_len": 2048}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,104 +67,47 @@ async def show(
         OSError: the configured address cannot be listened on.
     """
     stopped = stop_signal()
-    story: _Story = _Recorded() if scenario == RECORDED else _Simulated(scenario)
-    url = await story.start()
+    story = SCENARIOS.get(scenario)
+    server, target, about = _stand_in(scenario, story)
+    url = f"{await server.start()}/metrics"
     sidecar: Sidecar | None = None
     try:
-        targets = (TargetConfig(url=url, facts=story.facts),)
+        targets = (replace(target, url=url),)
         config = replace(config, targets=targets, targets_dns=(), targets_file_sd=())
         sidecar, base = await _start(config)
-        for line in (*story.about, *_addresses(url, base), f"{story.watch} Ctrl-C ends it.\n"):
+        for line in (*about[:-1], *_addresses(url, base), f"{about[-1]} Ctrl-C ends it.\n"):
             write(line)
         await _follow(sidecar, story, write, stopped, seconds)
     finally:
         if sidecar is not None:
             await sidecar.stop()
-        await story.stop()
+        await server.stop()
 
 
-class _Story(Protocol):
-    """The server that the exporter polls in the demo.
-
-    Attributes:
-        facts: settings of the server that it does not expose itself.
-        about, watch: lines that describe it, and the sentence that says what to watch for.
-    """
-
-    facts: Mapping[str, Fact]
-    about: tuple[str, ...]
-    watch: str
-
-    async def start(self) -> str:
-        """Serve, and return the URL of the metrics."""
-
-    async def stop(self) -> None:
-        """Stop serving."""
-
-    def news(self, seconds: float) -> str | None:
-        """Return a line about the act that starts now, if one does."""
-
-
-class _Recorded:
-    """The bundled recording in a loop."""
-
-    def __init__(self) -> None:
-        self._loop = RecordingLoop(bundled_polls())
-        self._site = Site()
-        self.facts: Mapping[str, Fact] = _RECORDED_FACTS
-        self.about: tuple[str, ...] = (
-            f"A recorded vLLM 0.28 with too small a KV cache: {self._loop.seconds:.0f} s in a loop.",
+def _stand_in(
+    name: str, story: Scenario | None
+) -> tuple[FakeServer | RecordedServer, TargetConfig, tuple[str, ...]]:
+    """The server of a scenario, what the exporter is configured to know of it, and lines that describe it."""
+    if story is None:
+        recorded = RecordedServer()
+        return (
+            recorded,
+            TargetConfig(facts=BUNDLED_FACTS),
+            (
+                f"A recorded vLLM 0.28 with too small a KV cache: {recorded.loop.seconds:.0f} s in a loop.",
+                "Watch running fall and waiting rise before the preemption counter moves.",
+            ),
         )
-        self.watch = "Watch running fall and waiting rise before the preemption counter moves."
-
-    async def start(self) -> str:
-        start = time.monotonic()
-
-        async def metrics(_request: web.Request) -> web.Response:
-            body = self._loop.at(time.monotonic() - start)
-            return web.Response(body=body, headers={"Content-Type": "text/plain"})
-
-        app = web.Application()
-        app.router.add_get("/metrics", metrics)
-        await self._site.open(app)
-        return f"{self._site.url}/metrics"
-
-    async def stop(self) -> None:
-        await self._site.close()
-
-    def news(self, seconds: float) -> str | None:  # noqa: ARG002 (nothing changes)
-        return None
-
-
-class _Simulated:
-    """A scenario of the simulator."""
-
-    def __init__(self, name: str) -> None:
-        self._scenario = SCENARIOS[name]
-        self._server = FakeServer(
-            name, host="127.0.0.1", port=0, version=VERSIONS[-1], model="simulated-8b", seed=1
-        )
-        self._act: str | None = None
-        self.facts: Mapping[str, Fact] = {}  # the server exposes them
-        acts = self._scenario.acts
-        self.about: tuple[str, ...] = (
-            f"A simulated vLLM, without a GPU or a model: {self._scenario.about}.",
-            *(f"  {act.seconds:4.0f} s  {act.name}: {act.about}" for act in acts if len(acts) > 1),
-        )
-        self.watch = "Watch the verdict at the end of each line and on the page follow the story."
-
-    async def start(self) -> str:
-        return f"{await self._server.start()}/metrics"
-
-    async def stop(self) -> None:
-        await self._server.stop()
-
-    def news(self, seconds: float) -> str | None:
-        act = self._scenario.act_at(seconds)
-        if act.name == self._act:
-            return None
-        self._act = act.name
-        return f"--- {act.name}: {act.about}"
+    acts = (f"  {act.seconds:4.0f} s  {act.name}: {act.about}" for act in story.acts if len(story.acts) > 1)
+    return (
+        FakeServer(name, host="127.0.0.1", port=0, version=VERSIONS[-1], model="simulated-8b", seed=1),
+        TargetConfig(),  # the server exposes its settings
+        (
+            f"A simulated vLLM, without a GPU or a model: {story.about}.",
+            *acts,
+            "Watch the verdict at the end of each line and on the page follow the story.",
+        ),
+    )
 
 
 def _addresses(url: str, base: str) -> tuple[str, ...]:
@@ -198,24 +134,26 @@ async def _start(config: Config) -> tuple[Sidecar, str]:
 
 async def _follow(
     sidecar: Sidecar,
-    story: _Story,
+    story: Scenario | None,
     write: Callable[[str], None],
     stopped: asyncio.Future[str],
     seconds: float | None,
 ) -> None:
-    """Write a status line per second, until a signal or the end of the time."""
+    """Write a line per second, and one at the start of each act, until a signal or the end of the time."""
     start = time.monotonic()
     end = math.inf if seconds is None else start + seconds
-    due = start
+    due, current = start, ""
     while not stopped.done() and due < end:
         due = min(due + 1.0, end)
         await asyncio.wait({stopped}, timeout=max(0.0, due - time.monotonic()))
-        if sidecar.reading is not None and not stopped.done():
-            passed = time.monotonic() - start
-            news = story.news(passed)
-            if news is not None:
-                write(news)
-            write(f"{describe_poll(passed, sidecar.reading)}  {_verdict(sidecar.reading)}")
+        if sidecar.reading is None or stopped.done():
+            continue
+        passed = time.monotonic() - start
+        act = story.act_at(passed) if story is not None else None
+        if act is not None and act.name != current:
+            current = act.name
+            write(f"--- {act.name}: {act.about}")
+        write(f"{describe_poll(passed, sidecar.reading)}  {_verdict(sidecar.reading)}")
 
 
 def _verdict(reading: TargetReading) -> str:

@@ -1,9 +1,8 @@
-"""A metrics page as vLLM prints it, filled with the figures of engines that are none.
+"""A metrics page that looks like vLLM's, with the figures of simulated engines.
 
-The counterpart of the reader: names, labels, types, order and buckets are those of a page that a real server
-printed (``exporter/data/vllm-VERSION.txt.gz``, its last body under load), only the values are new. Counted is
-what vLLM's own logger counts, at the moments at which it does. A series that is not named here stays at
-what a server that was not asked for it shows, which is 0.
+Names, labels, types, order and buckets are those of a real server's page under load
+(``exporter/data/vllm-VERSION.txt.gz``); only the values are new. They count what vLLM's own logger counts, at
+the same moments. All other series stay at 0, as on a server that does not use the feature.
 """
 
 import functools
@@ -18,32 +17,29 @@ from typing import Final
 from exporter.vllm import names
 from exporter.vllm.names import PRINTED
 
-__all__ = ["VERSIONS", "EngineFigures", "Finished", "Page"]
+__all__ = ["VERSIONS", "EngineFigures", "Finished", "MetricsPage"]
 
 VERSIONS: Final = ("0.26.0", "0.32.0")
 
-# Buckets of lengths are 1, 2, 5, 10, ... up to the model's longest sequence.
+# Their buckets are 1, 2, 5, 10, ... up to the model's longest sequence.
 _LENGTHS: Final = tuple(
     PRINTED[word] for word in ("prompt", "output", "longest_output", "asked_output", "computed")
 )
 _PREFIX: Final = names.PREFIXES[0]
-_HTTP: Final = "/v1/completions"
-_TOKEN_BYTES: Final = 6
-_REMOVED: Final = "(text removed)"
 _SERIES: Final = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)",?')
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A request that ended; times in seconds.
+    """A finished request; times in seconds.
 
     Attributes:
         prompt, output: tokens.
-        computed: prompt tokens that were not found in the prefix cache.
-        queue: from arrival to its first admission.
-        first: from arrival to its first token.
-        total: from arrival to its end.
+        computed: prompt tokens that were not in the prefix cache.
+        queue: from arrival to the first admission.
+        first: from arrival to the first token.
+        total: from arrival to the end.
         preemptions: how often it was preempted.
     """
 
@@ -57,7 +53,7 @@ class Finished:
 
 
 class _Histogram:
-    """One histogram's counts."""
+    """The counts of one histogram."""
 
     __slots__ = ("bounds", "count", "counts", "total")
 
@@ -68,37 +64,42 @@ class _Histogram:
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        at = bisect_left(self.bounds, value)
-        if at < len(self.counts):
-            self.counts[at] += times
+        bucket = bisect_left(self.bounds, value)
+        if bucket < len(self.counts):
+            self.counts[bucket] += times
         self.count += times
         self.total += value * times
 
 
 class EngineFigures:
-    """What one engine has counted since its process began, in the words of vLLM's logger."""
+    """The metrics of one engine since its process started, counted as vLLM's logger does.
+
+    Attributes:
+        values: gauges and counters by name and by the value of their extra label.
+        histograms: by name.
+    """
 
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
         self.values: dict[tuple[str, str], float] = {}
         self.histograms = {name: _Histogram(each) for name, each in bounds.items()}
 
     def gauges(self, running: int, waiting: int, kv_usage: float) -> None:
-        """Set what the last step left behind; whoever waits waits for room."""
+        """Set the gauges after a step; all waiting requests wait for capacity."""
         for word, value in (("running", running), ("waiting", waiting), ("usage", kv_usage)):
             self.values[PRINTED[word], ""] = value
         self.values[PRINTED["waiting_by_reason"], "capacity"] = waiting
 
     def preempted(self, total: int) -> None:
-        """Set the counter of preemptions."""
+        """Set the preemption counter."""
         self.values[PRINTED["preempted"], ""] = total
 
     def steps(self, count: int, tokens: int) -> None:
-        """Count steps that put out a token, and the tokens computed in them."""
+        """Count steps that generated a token, and the tokens that they computed."""
         if count > 0:
             self._observe("step", tokens / count, count)
 
     def first_token(self, prompt: int, cached: int, seconds: float) -> None:
-        """Count a request's first token, and with it its prompt."""
+        """Count the first token of a request, and its prompt."""
         self._add("prompts", prompt)
         self._add("prompts_by_source", prompt - cached, "local_compute")
         self._add("prompts_by_source", cached, "local_cache_hit")
@@ -110,7 +111,7 @@ class EngineFigures:
         self._observe("first_token", seconds)
 
     def next_tokens(self, count: int, seconds: float) -> None:
-        """Count tokens that each came so many seconds after the one before it."""
+        """Count tokens, each generated `seconds` after the one before it."""
         if count > 0:
             self._add("generated", count)
             self._observe("inter_token", seconds, count)
@@ -136,13 +137,9 @@ class EngineFigures:
         ):
             self._observe(word, value)
 
-    def value(self, name: str, extra: str) -> float | None:
-        """The value of a counter or gauge; None where it is none of those that are counted."""
-        return self.values.get((name, extra))
-
     def _add(self, word: str, value: float, extra: str = "") -> None:
-        name = PRINTED[word]
-        self.values[name, extra] = self.values.get((name, extra), 0.0) + value
+        key = PRINTED[word], extra
+        self.values[key] = self.values.get(key, 0.0) + value
 
     def _observe(self, word: str, value: float, times: int = 1) -> None:
         histogram = self.histograms.get(PRINTED[word])
@@ -152,7 +149,7 @@ class EngineFigures:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One series of the page: its name, its labels without engine, model and bound, and its value there."""
+    """One series of the recorded page: its name, its labels without ``le``, and the recorded value."""
 
     name: str
     labels: Mapping[str, str]
@@ -161,29 +158,29 @@ class _Line:
 
     @property
     def extra(self) -> str:
-        """The value of the label beside those that all series have, or nothing."""
-        return next((v for k, v in self.labels.items() if k not in ("engine", "model_name", "le")), "")
+        """The value of the label that not all series have, or an empty text."""
+        return next((v for k, v in self.labels.items() if k not in ("engine", "model_name")), "")
 
 
 @dataclass(slots=True)
 class _Family:
-    """A family as it stands on the page."""
+    """A metric family of the recorded page."""
 
     name: str
     kind: str
     lines: list[_Line] = field(default_factory=list)
 
     @property
-    def engines(self) -> bool:
-        """Whether each engine has series of its own in it."""
+    def per_engine(self) -> bool:
+        """Whether each engine has its own series."""
         return bool(self.lines) and "engine" in self.lines[0].labels
 
 
-class Page:
+class MetricsPage:
     """The page of one server process.
 
     Attributes:
-        engines: what each of its data-parallel engines counts.
+        engines: the figures of each of its data-parallel engines.
     """
 
     def __init__(
@@ -196,164 +193,132 @@ class Page:
         cache: Mapping[str, str],
         engines: int = 1,
     ) -> None:
-        """Begin with nothing counted.
+        """Start with nothing counted.
 
         Args:
             version: one of `VERSIONS`.
-            model: the served model's name.
+            model: the name of the served model.
             started: unix seconds.
             max_model_len: tokens.
-            cache: labels of ``cache_config_info`` that differ from the recorded server's.
+            cache: labels of ``cache_config_info`` that differ from those of the recorded server.
             engines: data-parallel engines.
+
+        Raises:
+            ValueError: there is no recorded page of the version.
         """
-        self._model = _escaped(model)
+        self._model = _escape(model)
         self._started = started
         self._cache = cache
-        self._longest = max_model_len
         self._families = _families(version)
         self._prefixes: dict[tuple[int, int], str] = {}  # series as text, by line and engine
-        bounds = {
-            family.name.removeprefix(_PREFIX): self._bounds(family)
-            for family in self._families
-            if family.kind == "histogram" and family.engines
-        }
+        bounds: dict[str, list[float]] = {}
+        for family in self._families:
+            name = family.name.removeprefix(_PREFIX)
+            if name in _LENGTHS:
+                bounds[name] = _one_two_five(max_model_len)
+            elif family.kind == "histogram" and family.per_engine:
+                bounds[name] = [float(line.bound) for line in family.lines if line.bound not in ("", "+Inf")]
         self.engines = tuple(EngineFigures(bounds) for _ in range(engines))
 
-    def _bounds(self, family: _Family) -> list[float]:
-        if family.name.removeprefix(_PREFIX) in _LENGTHS:
-            return _one_two_five(self._longest)
-        return [float(line.bound) for line in family.lines if line.bound and line.bound != "+Inf"]
-
     def body(self, now: float) -> bytes:
-        """The page at a time in unix seconds."""
+        """Return the page at a time in unix seconds."""
         lines: list[str] = []
+        numbers = range(len(self.engines))
         for family in self._families:
-            text = _REMOVED if not family.name.startswith(_PREFIX) else "(simulated)"
+            text = "(simulated)" if family.name.startswith(_PREFIX) else "(text removed)"
             lines += [f"# HELP {family.name} {text}", f"# TYPE {family.name} {family.kind}"]
-            if not family.engines:
-                lines += self._others(family, now)
+            if not family.per_engine:
+                lines += (self._process_series(line, now) for line in family.lines)
             elif family.kind == "histogram":
-                for number in range(len(self.engines)):
-                    lines += self._histogram(family, number)
+                for number in numbers:
+                    lines += self._histogram(family.name, number)
             else:
-                lines += [
-                    self._series(line, number) for line in family.lines for number in range(len(self.engines))
-                ]
+                lines += (self._engine_series(line, number) for line in family.lines for number in numbers)
         return ("\n".join(lines) + "\n").encode()
 
-    def _series(self, line: _Line, number: int) -> str:
+    def _engine_series(self, line: _Line, number: int) -> str:
         name = line.name.removeprefix(_PREFIX)
         prefix = self._prefixes.get((id(line), number))
         if prefix is None:
             prefix = self._prefixes[id(line), number] = f"{line.name}{_block(self._labels(line, number))}"
-        if name == names.CACHE_CONFIG:
-            return f"{prefix} 1.0"
-        value = self.engines[number].value(name, line.extra)
-        if value is not None:
-            return f"{prefix} {_number(value)}"
-        if name.endswith("_created"):
-            return f"{prefix} {_number(self._started)}"
-        return f"{prefix} {'1.0' if line.extra == 'awake' else '0.0'}"
+        if name == names.CACHE_CONFIG or line.extra == "awake":
+            value = 1.0
+        elif name.endswith("_created"):
+            value = self._started
+        else:
+            value = self.engines[number].values.get((name, line.extra), 0.0)
+        return f"{prefix} {float(value)!r}"
 
     def _labels(self, line: _Line, number: int) -> dict[str, str]:
         labels = {**line.labels, "engine": str(number)}
         if "model_name" in labels:
             labels["model_name"] = self._model
         if line.name == _PREFIX + names.CACHE_CONFIG:
-            labels |= {key: _escaped(value) for key, value in self._cache.items() if key in labels}
+            labels |= {key: _escape(value) for key, value in self._cache.items() if key in labels}
         return labels
 
-    def _histogram(self, family: _Family, number: int) -> Iterator[str]:
-        histogram = self.engines[number].histograms[family.name.removeprefix(_PREFIX)]
-        before, after = f'{family.name}_bucket{{engine="{number}",le="', f'",model_name="{self._model}"}} '
-        seen = 0
+    def _histogram(self, family: str, number: int) -> Iterator[str]:
+        histogram = self.engines[number].histograms[family.removeprefix(_PREFIX)]
+        before, after = f'{family}_bucket{{engine="{number}",le="', f'",model_name="{self._model}"}} '
+        cumulative = 0.0
         for bound, inside in zip(histogram.bounds, histogram.counts, strict=True):
-            seen += inside
-            yield f"{before}{float(bound)!r}{after}{float(seen)!r}"
-        yield f"{before}+Inf{after}{_number(histogram.count)}"
+            cumulative += inside
+            yield f"{before}{float(bound)!r}{after}{cumulative!r}"
+        yield f"{before}+Inf{after}{float(histogram.count)!r}"
         block = f'{{engine="{number}",model_name="{self._model}"}}'
-        yield f"{family.name}_count{block} {_number(histogram.count)}"
-        yield f"{family.name}_sum{block} {_number(histogram.total)}"
+        yield f"{family}_count{block} {float(histogram.count)!r}"
+        yield f"{family}_sum{block} {histogram.total!r}"
 
-    def _others(self, family: _Family, now: float) -> Iterator[str]:
-        """Series of the process and of its web server, which follow from what was counted."""
-        for line in family.lines:
-            labels, value = dict(line.labels), line.value
-            if "model_name" in labels:
-                labels["model_name"] = self._model
-            if line.name == names.START_TIME or line.name.endswith("_created"):
-                value = _number(self._started)
-            elif line.name == "process_cpu_seconds_total":
-                value = _number(round(max(0.0, now - self._started), 2))
-            elif line.name.startswith("http_") and (not labels or labels.get("handler") == _HTTP):
-                value = self._web(line)
-            if line.bound:
-                labels["le"] = line.bound
-            yield f"{line.name}{_block(dict(sorted(labels.items())))} {value}"
-
-    def _web(self, line: _Line) -> str:
-        """A figure of the web server about completions; sizes are taken as some bytes per token."""
-        latencies = [engine.histograms[PRINTED["total"]] for engine in self.engines]
-        count = sum(each.count for each in latencies)
-        if line.name.endswith("_bucket"):
-            bound = float(line.bound)
-            return _number(
-                sum(sum(each.counts[: bisect_left(each.bounds, bound + 1e-9)]) for each in latencies)
-                if bound < max(latencies[0].bounds)
-                else count
-            )
-        if not line.name.endswith("_sum"):
-            return _number(count)
-        if "duration" in line.name:
-            return _number(sum(each.total for each in latencies))
-        tokens = PRINTED["prompt" if "request_size" in line.name else "output"]
-        return _number(_TOKEN_BYTES * sum(engine.histograms[tokens].total for engine in self.engines))
+    def _process_series(self, line: _Line, now: float) -> str:
+        """A series of the process, or of its web server, which counts nothing."""
+        labels, value = dict(line.labels), line.value
+        if "model_name" in labels:
+            labels["model_name"] = self._model
+        if line.bound:
+            labels["le"] = line.bound
+        if line.name == names.START_TIME or line.name.endswith("_created"):
+            value = repr(float(self._started))
+        elif line.name == "process_cpu_seconds_total":
+            value = repr(round(max(0.0, float(now - self._started)), 2))
+        elif line.name.startswith("http_"):
+            value = "0.0"
+        return f"{line.name}{_block(dict(sorted(labels.items())))} {value}"
 
 
 @functools.cache
 def _families(version: str) -> tuple[_Family, ...]:
-    """The recorded page of a version, family by family."""
+    """Read the recorded page of a version."""
     if version not in VERSIONS:
         raise ValueError(f"wanted one of the versions {', '.join(VERSIONS)}, got {version}")
     packed = (resources.files("exporter") / "data" / f"vllm-{version}.txt.gz").read_bytes()
     families: list[_Family] = []
-    for line in gzip.decompress(packed).decode().splitlines():
-        if line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ")
+    for text in gzip.decompress(packed).decode().splitlines():
+        if text.startswith("# TYPE "):
+            _, _, name, kind = text.split(" ")
             families.append(_Family(name, kind))
-        elif not line.startswith("#"):
-            families[-1].lines.append(_line(line))
+        elif not text.startswith("#"):
+            match = _SERIES.fullmatch(text)
+            assert match is not None, text  # noqa: S101 (the page is part of the program)
+            labels = dict(_LABEL.findall(match[2] or ""))
+            families[-1].lines.append(_Line(match[1], labels, match[3], labels.pop("le", "")))
     return tuple(families)
 
 
-def _line(text: str) -> _Line:
-    found = _SERIES.fullmatch(text)
-    assert found is not None, text  # noqa: S101 -- the page is part of the program
-    labels = dict(_LABEL.findall(found[2] or ""))
-    return _Line(found[1], {k: v for k, v in labels.items() if k != "le"}, found[3], labels.get("le", ""))
-
-
 def _one_two_five(longest: int) -> list[float]:
-    """1, 2, 5, 10, ... up to a length, as vLLM's ``build_1_2_5_buckets``."""
+    """Return 1, 2, 5, 10, ... up to a length, as vLLM's ``build_1_2_5_buckets``."""
     bounds: list[float] = []
     power = 1
     while True:
-        for each in (1, 2, 5):
-            if each * power > longest:
+        for digit in (1, 2, 5):
+            if digit * power > longest:
                 return bounds
-            bounds.append(float(each * power))
+            bounds.append(float(digit * power))
         power *= 10
 
 
 def _block(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
 
 
-def _number(value: float) -> str:
-    return repr(float(value))
-
-
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,16 +1,23 @@
 """A recording that is served as if it were live, in an endless loop, with counters that keep rising."""
 
+import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from aiohttp import web
+
+from exporter.config import Fact
+from exporter.standin.site import Site
 from exporter.vllm.recording import Poll, read
 
-__all__ = ["RecordingLoop", "bundled_polls"]
+__all__ = ["BUNDLED_FACTS", "RecordedServer", "RecordingLoop", "bundled_polls"]
 
 _BUNDLED: Final = "exhaustion.jsonl.gz"
+# Settings of the bundled recording's server, which its metrics do not expose.
+BUNDLED_FACTS: Final[Mapping[str, Fact]] = {"max_num_seqs": 32, "max_model_len": 2048}
 
 
 def bundled_polls() -> Sequence[Poll]:
@@ -49,6 +56,32 @@ class RecordingLoop:
             if gain:
                 lines[index] = b"%s %r" % (series, float(value) + rounds * gain)
         return b"\n".join(lines)
+
+
+class RecordedServer:
+    """Serves the bundled recording in a loop, on any free port."""
+
+    def __init__(self) -> None:
+        """Read the recording."""
+        self.loop = RecordingLoop(bundled_polls())
+        self._site = Site()
+
+    async def start(self) -> str:
+        """Listen, and return the base URL."""
+        start = time.monotonic()
+
+        async def metrics(_request: web.Request) -> web.Response:
+            body = self.loop.at(time.monotonic() - start)
+            return web.Response(body=body, headers={"Content-Type": "text/plain"})
+
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        await self._site.open(app)
+        return self._site.url
+
+    async def stop(self) -> None:
+        """Close the port."""
+        await self._site.close()
 
 
 def _gains(first: bytes, last: bytes) -> Mapping[bytes, float]:

@@ -1,7 +1,7 @@
-"""What can happen to a simulated server, told in acts: for the demo, for dashboards and rules, for tests.
+"""Scenarios of a simulated server, in acts: for the demo, dashboards, rules and tests.
 
-Pure data, and how an act becomes requests. All times are seconds; an act in which the server is down first
-begins a new process, with everything lost that the old one held.
+Pure data, and the requests of an act. All times are seconds. An act with `down` starts a new process: the
+requests of the old one are lost.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,17 +36,17 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """Some time in which the load follows one line.
+    """A time in which the load changes evenly.
 
     Attributes:
         name: in a word.
-        about: what happens, for whoever watches.
-        seconds: how long, ``down`` included.
+        about: what happens, for the user of the demo.
+        seconds: its length, ``down`` included.
         rate: requests per second at the start and at the end, for all engines of the server together.
-        clients: instead of a rate: requests in flight at each engine, the next one when one ends.
-        shares: how the rate is dealt out to the engines.
-        server: the server from here on; None leaves the one there is.
-        down: so long nothing answers, then a new process does.
+        clients: instead of a rate: requests in flight at each engine; a client sends one after the other.
+        shares: each engine's share of the rate.
+        server: the server from here on; None keeps the last one.
+        down: time without a server, before a new process starts.
         patience: seconds after which a client gives up; None never.
     """
 
@@ -65,13 +65,13 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A story that begins anew at its end.
+    """Acts in a loop.
 
     Attributes:
         about: what it shows.
-        acts: in order; the first one says which server there is.
-        verdict: what an exporter is to say of an engine at the end of each act; a finding where it says so.
-        finding: what it is to find beside the verdicts, or "".
+        acts: in order; the first one has a server.
+        verdict: the verdict that an exporter must reach by the end of an act, by the act's name.
+        finding: the finding that it must report as well, or "".
     """
 
     about: str
@@ -81,11 +81,11 @@ class Scenario:
 
     @property
     def seconds(self) -> float:
-        """How long it takes once."""
+        """The length of one round."""
         return sum(act.seconds for act in self.acts)
 
     def act_at(self, seconds: float) -> Act:
-        """The act at a time since the beginning."""
+        """Return the act at a time since the start."""
         within = seconds % self.seconds
         for act in self.acts[:-1]:
             if within < act.seconds:
@@ -99,11 +99,10 @@ class Life:
     """One server process.
 
     Attributes:
-        start: seconds from the beginning at which it begins to answer.
-        end: at which it is killed, None for never.
+        start: time at which it starts to respond.
+        end: time at which it is killed, None for never.
         server: its settings.
-        acts: gives what it lives through, each act with the time at which it begins; without end if it is
-            not killed.
+        acts: returns its acts, each with the time at which it begins; endless unless it is killed.
     """
 
     start: float
@@ -113,10 +112,14 @@ class Life:
 
 
 def lives(scenario: Scenario) -> Iterator[Life]:
-    """Yield the server's processes one after the other, for ever."""
+    """Yield the server's processes one after the other, without end.
+
+    Raises:
+        ValueError: the first act has no server.
+    """
     server = scenario.acts[0].server
     if server is None:
-        raise ValueError("the first act of a scenario wants a server")
+        raise ValueError("the first act of a scenario needs a server")
     if not any(act.down for act in scenario.acts):
         yield Life(0.0, None, server, partial(_timed, scenario.acts))
         return
@@ -136,15 +139,15 @@ def _timed(acts: Sequence[Act]) -> Iterator[tuple[float, Act]]:
     begin = 0.0
     for turn in count():
         for number, act in enumerate(acts):
-            # The first process is there from the start.
+            # The first process is up from the start.
             yield begin, replace(act, down=0.0) if not turn and not number else act
             begin += act.seconds
 
 
 def arrivals_of(life: Life, engine: int, seed: int) -> Arrivals:
-    """Return what reaches one engine of a process; times are from the start of the process.
+    """Return the arrivals at one engine of a process; times count from the start of the process.
 
-    A closed loop lasts for the whole life: an act with clients is the only kind of its life.
+    A closed loop lasts for the whole life: a life whose first act has clients has no other kind of act.
     """
     dice = Dice(seed * 1000 + engine + round(life.start) * 7919)
     _, act = next(life.acts())
@@ -172,16 +175,16 @@ def _requests(acts: Iterator[tuple[float, Act]], start: float, engine: int, dice
                 yield replace(next(lengths), id=next(numbers), arrival=at, abort_after=patience)
 
 
-# The name of the demo's other story, which a real server told.
+# The demo of a real server's recording goes by this name.
 RECORDED: Final = "recorded"
 
-# A small model on a GPU: steps of 20 to 30 ms, so that answers take seconds and a story two minutes.
+# A small model on a GPU: with steps of 20 to 30 ms, answers take seconds and a scenario two minutes.
 _STEP: Final = StepTime(fixed=18_000_000, per_token=30_000, per_sequence=100_000)
 _SMALL: Final = Engine(
     num_gpu_blocks=901, block_size=16, max_num_seqs=64, max_model_len=4096, step_time=_STEP
 )
 _ROOMY: Final = replace(_SMALL, num_gpu_blocks=4001)
-# With two GPUs the weights are stored once, and all else is KV cache.
+# Two GPUs store the weights once; all the rest is KV cache.
 _TP2: Final = replace(_SMALL, num_gpu_blocks=3601)
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -190,13 +193,13 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         (
             Act(
                 "calm",
-                "the cache is big enough for this load: nothing to do",
+                "the cache is large enough for this load: nothing to do",
                 20,
                 (1.2, 1.2),
                 server=Server(_SMALL),
                 down=3,
             ),
-            Act("rising", "more requests each second: KV usage climbs", 20, (1.2, 4.5)),
+            Act("rising", "more requests every second: KV usage climbs", 20, (1.2, 4.5)),
             Act(
                 "exhaustion",
                 "more than the cache holds: running falls, waiting rises, work is done twice",
@@ -230,7 +233,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         (
             Act(
                 "storm",
-                "48 clients on a cache for half of them: requests throw each other out",
+                "48 clients on a cache for half of them: requests keep preempting each other",
                 600,
                 clients=48,
                 server=Server(_SMALL),
@@ -243,7 +246,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         (
             Act(
                 "queue",
-                "24 clients for 8 seats, and KV hardly used: more cache cures nothing",
+                "24 clients for 8 seats, and KV hardly used: more cache would not help",
                 600,
                 clients=24,
                 server=Server(replace(_ROOMY, max_num_seqs=8)),
@@ -256,7 +259,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         (
             Act(
                 "long prompts",
-                "each prompt wants over a third of the cache at once: one waits with a quarter of it free",
+                "each prompt needs over a third of the cache at once: one waits although a quarter is free",
                 600,
                 clients=5,
                 prompts=Lengths.between(22_000, 26_000),
@@ -273,7 +276,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         (
             Act(
                 "imbalance",
-                "engine 0 gets nine requests in ten: the cure is routing, not memory",
+                "engine 0 gets nine requests in ten: the fix is routing, not memory",
                 600,
                 (4.0, 4.0),
                 shares=(0.9, 0.1),
@@ -287,7 +290,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         "a server that dies every two minutes and comes back",
         (
             Act("up", "a healthy server", 60, (2.0, 2.0), server=Server(_ROOMY)),
-            Act("restarted", "gone for 12 s, then a new process: counters go on", 60, (2.0, 2.0), down=12),
+            Act("restarted", "down for 12 s, then a new process", 60, (2.0, 2.0), down=12),
         ),
         {"up": "healthy", "restarted": "healthy"},
         "restarted",

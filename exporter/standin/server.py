@@ -1,11 +1,12 @@
-"""A fake vLLM server: the simulated scheduler in real time behind vLLM's endpoints.
+"""A server that stands in for vLLM: the simulated scheduler in real time behind vLLM's endpoints.
 
-For the demo, for trying dashboards and rules, for load tests. What it shows is simulated, the way it looks
-is not: see `exporter.standin.metrics_page`.
+For the demo, for trying dashboards and rules, and for load tests. The numbers are simulated; the format is
+that of a real server, see `exporter.standin.metrics_page`.
 """
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aiohttp import web
@@ -14,62 +15,63 @@ from exporter.config import Fact, arguments
 from exporter.simulation.in_flight import Live
 from exporter.simulation.run import Run
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
-from exporter.standin.metrics_page import EngineFigures, Finished, Page
+from exporter.standin.metrics_page import EngineFigures, Finished, MetricsPage
 from exporter.standin.scenarios import SCENARIOS, Life, Scenario, Server, arrivals_of, lives
 from exporter.standin.site import Site
 
 __all__ = ["FakeServer", "Play"]
 
-# How often it goes on while nobody asks: a scrape after an hour's silence is to hold nobody up.
+# The simulation advances this often while nobody polls: a scrape after an hour must not wait for that hour.
 _TICK_SECONDS: Final = 0.25
 _CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 
 
 class _Player:
-    """One engine of one process: its run, and what it counts."""
+    """One engine of one process: its simulation, and its figures on the metrics page."""
 
     def __init__(self, life: Life, number: int, seed: int, figures: EngineFigures) -> None:
         self._run = Run(life.server.engine, arrivals_of(life, number, seed))
         self._figures = figures
         self._figures.gauges(0, 0, 0.0)
         self._figures.preempted(0)
-        self._run.scheduler.witness = self._witness
+        self._run.scheduler.witness = self._count_token
         self._steps = self._tokens = self._outputs = self._busy = self._all_steps = 0
-        self._told = 0  # outputs that the witness has counted
+        self._counted_outputs = 0  # those that `_count_token` counted since the last `_count_steps`
 
     def until(self, at: int) -> None:
-        """Go on to a time in nanoseconds from the start of the process."""
+        """Advance to a time in nanoseconds since the start of the process."""
         ended = None
         while ended is None or ended:
             ended = self._run.until(at)
-            self._note_steps()
+            self._count_steps()
             for live in ended:
-                self._finished(live)
+                self._count_finished(live)
         scheduler = self._run.scheduler
         self._figures.gauges(scheduler.running, scheduler.waiting, scheduler.kv_usage)
         self._figures.preempted(scheduler.totals.preemptions_counted)
 
-    def _witness(self, live: Live) -> None:
+    def _count_token(self, live: Live) -> None:
+        """Count the token of a request whose whole context has just been computed."""
         now = self._run.scheduler.now
-        self._told += 1
+        self._counted_outputs += 1
         if live.first is None:
             seconds = (now - live.arrival) / NANOSECONDS
             self._figures.first_token(live.request.prompt_tokens, live.cached_tokens, seconds)
         else:
             self._figures.next_tokens(1, (now - live.stopped) / NANOSECONDS)
 
-    def _note_steps(self) -> None:
-        """Count the steps since the last time: their tokens came one step after the other."""
+    def _count_steps(self) -> None:
+        """Count the steps since the last call; each generated one token per decoding request."""
         totals = self._run.scheduler.totals
         steps, busy = totals.steps - self._all_steps, totals.busy - self._busy
         if steps:
             self._figures.steps(totals.output_steps - self._steps, totals.scheduled_tokens - self._tokens)
-            others = totals.output_tokens - self._outputs - self._told
+            others = totals.output_tokens - self._outputs - self._counted_outputs
             self._figures.next_tokens(others, busy / steps / NANOSECONDS)
         self._all_steps, self._busy, self._steps = totals.steps, totals.busy, totals.output_steps
-        self._tokens, self._outputs, self._told = totals.scheduled_tokens, totals.output_tokens, 0
+        self._tokens, self._outputs, self._counted_outputs = totals.scheduled_tokens, totals.output_tokens, 0
 
-    def _finished(self, live: Live) -> None:
+    def _count_finished(self, live: Live) -> None:
         admitted, first = live.admitted or live.arrival, live.first or live.ended
         self._figures.finished(
             Finished(
@@ -85,10 +87,10 @@ class _Player:
 
 
 class Play:
-    """A scenario, played: what its server would answer at any time. Reads no clock.
+    """A scenario, played: the server's responses at any time. Reads no clock.
 
     Attributes:
-        server: the settings of the process that answers or will answer next.
+        server: the settings of the process that responds, or will respond next.
     """
 
     def __init__(self, scenario: Scenario, version: str, model: str, seed: int, origin: float) -> None:
@@ -96,10 +98,10 @@ class Play:
 
         Args:
             scenario: the story.
-            version: of vLLM, as `exporter.standin.metrics_page` knows it.
-            model: its name.
+            version: of vLLM, one of `exporter.standin.metrics_page.VERSIONS`.
+            model: the name of the served model.
             seed: of the arrivals.
-            origin: unix seconds at which it begins.
+            origin: unix seconds at which it starts.
         """
         self._lives = lives(scenario)
         self._version = version
@@ -111,12 +113,12 @@ class Play:
     def _begin(self, life: Life) -> None:
         self._life, self.server = life, life.server
         server = life.server
-        self._page = Page(
+        self._page = MetricsPage(
             self._version,
             self._model,
             self._origin + life.start,
             max_model_len=server.engine.max_model_len or 0,
-            cache=_labels(server),
+            cache=_cache_labels(server),
             engines=server.engines,
         )
         self._players = [
@@ -124,7 +126,7 @@ class Play:
         ]
 
     def at(self, seconds: float) -> bool:
-        """Go on to a time since the beginning, never back; returns whether the server answers then."""
+        """Advance to a time since the start, never back; returns whether the server responds then."""
         while self._life.end is not None and seconds >= self._life.end:
             self._begin(next(self._lives))
         if seconds < self._life.start:
@@ -134,11 +136,11 @@ class Play:
         return True
 
     def body(self, seconds: float) -> bytes | None:
-        """Its metrics page at a time, None while nothing answers."""
+        """Return the metrics page at a time, None while the server is down."""
         return self._page.body(self._origin + seconds) if self.at(seconds) else None
 
     def facts(self) -> dict[str, Fact]:
-        """What the server would tell of its settings, by vLLM's flag names."""
+        """Return the server's settings by vLLM's flag names."""
         engine = self.server.engine
         return {
             "max_num_seqs": engine.max_num_seqs,
@@ -156,8 +158,8 @@ class Play:
         }
 
 
-def _labels(server: Server) -> dict[str, str]:
-    """The labels of ``cache_config_info``: blocks are those of all engines, tokens those of one."""
+def _cache_labels(server: Server) -> dict[str, str]:
+    """Return labels of ``cache_config_info``: blocks are the sum of all engines, tokens those of one."""
     engine = server.engine
     tokens = engine.num_gpu_blocks * engine.block_size
     return {
@@ -174,10 +176,10 @@ def _labels(server: Server) -> dict[str, str]:
 
 
 class FakeServer:
-    """Serves a play on a port of its own, which is closed while the play's server is down."""
+    """Serves a play on its own port, which is closed while the play's server is down."""
 
     def __init__(self, scenario: str, *, host: str, port: int, version: str, model: str, seed: int) -> None:
-        """Prepare, without opening anything."""
+        """Prepare, without opening anything; arguments as of `Play`, port 0 is any free one."""
         self._site = Site(host, port)
         self._version = version
         self._model = model
@@ -202,14 +204,14 @@ class FakeServer:
         return self._site.url
 
     async def stop(self) -> None:
-        """Close the port and stop the play."""
+        """End the play and close the port."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
         await self._site.close()
 
     async def _live(self) -> None:
-        """Advance the play while nobody polls; close and open the port as the play wants."""
+        """Advance while nobody polls; open and close the port with the play's server."""
         while True:
             up = self.play.at(self.elapsed)
             if up and not self._site.is_open:
@@ -219,36 +221,26 @@ class FakeServer:
             await asyncio.sleep(_TICK_SECONDS)
 
     def _app(self) -> web.Application:
-        async def metrics(_request: web.Request) -> web.Response:
-            body = self.play.body(self.elapsed)
-            if body is None:
-                return web.Response(status=503)
-            return web.Response(body=body, headers={"Content-Type": _CONTENT_TYPE})
-
-        async def health(_request: web.Request) -> web.Response:
-            return web.Response()
-
-        async def version(_request: web.Request) -> web.Response:
-            return web.json_response({"version": self._version})
-
-        async def models(_request: web.Request) -> web.Response:
-            return web.json_response({"object": "list", "data": [self._card()]})
-
-        async def server_info(_request: web.Request) -> web.Response:
-            return web.json_response({"vllm_config": arguments.fields_of(self.play.facts())})
-
+        responses: dict[str, Callable[[], web.Response]] = {
+            "/metrics": self._metrics,
+            "/health": web.Response,
+            "/ping": web.Response,
+            "/version": lambda: web.json_response({"version": self._version}),
+            "/v1/models": lambda: web.json_response({"object": "list", "data": [self._card()]}),
+            "/server_info": lambda: web.json_response(
+                {"vllm_config": arguments.fields_of(self.play.facts())}
+            ),
+        }
         app = web.Application()
-        app.add_routes(
-            [
-                web.get("/metrics", metrics),
-                web.get("/health", health),
-                web.get("/ping", health),
-                web.get("/version", version),
-                web.get("/v1/models", models),
-                web.get("/server_info", server_info),
-            ]
-        )
+        for path, response in responses.items():
+            app.router.add_get(path, _handler(response))
         return app
+
+    def _metrics(self) -> web.Response:
+        body = self.play.body(self.elapsed)
+        if body is None:
+            return web.Response(status=503)
+        return web.Response(body=body, headers={"Content-Type": _CONTENT_TYPE})
 
     def _card(self) -> dict[str, Any]:
         return {
@@ -261,3 +253,10 @@ class FakeServer:
             "max_model_len": self.play.server.engine.max_model_len,
             "permission": [],
         }
+
+
+def _handler(response: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(_request: web.Request) -> web.Response:
+        return response()
+
+    return handle

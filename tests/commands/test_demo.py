@@ -71,7 +71,7 @@ def test_the_demo_tells_its_story_and_the_exporter_follows(monkeypatch):
     lines: list[str] = []
     config = Config(web=WebConfig(listen_address="127.0.0.1:0"), poll=PollConfig(interval=0.25))
     asyncio.run(demo.show(config, lines.append, scenario="storm", seconds=7))
-    assert lines[0].startswith("A simulated vLLM, no GPU and no model behind it: a preemption storm")
+    assert lines[0].startswith("A simulated vLLM, without a GPU or a model: a preemption storm")
     assert any(line.startswith("--- storm: 48 clients") for line in lines)
     assert lines[-1].endswith("preemption_thrash (critical)")
 

@@ -5,7 +5,7 @@ import re
 import pytest
 from support import real_recordings
 
-from exporter.standin.metrics_page import VERSIONS, Finished, Page
+from exporter.standin.metrics_page import VERSIONS, Finished, MetricsPage
 from exporter.vllm import names
 from exporter.vllm.exposition import Reader
 from exporter.vllm.series import bounded
@@ -16,7 +16,7 @@ REAL = {version: real_recordings.polls(f"{version}-exhaustion")[-1].body for ver
 
 def page(version="0.32.0", **more):
     """A page of a server like the recorded ones."""
-    return Page(version, "tiny-llama", 1000.0, **{"max_model_len": 2048, "cache": {}, **more})
+    return MetricsPage(version, "tiny-llama", 1000.0, **{"max_model_len": 2048, "cache": {}, **more})
 
 
 def shape(body):
@@ -106,7 +106,7 @@ def test_every_name_that_is_filled_is_on_the_page():
 
 def test_a_name_cannot_break_the_page():
     """Quotes and newlines in a model's name are escaped, and read again."""
-    fake = Page("0.32.0", 'a"b\\c\n', 1.0, max_model_len=2048, cache={})
+    fake = MetricsPage("0.32.0", 'a"b\\c\n', 1.0, max_model_len=2048, cache={})
     (key,) = Reader().read(fake.body(2.0)).engines
     assert key.model == bounded('a"b\\c\n')
 

@@ -139,7 +139,7 @@ def test_lives_are_cut_where_the_server_is_down():
 
 def test_a_scenario_without_a_server_is_refused():
     """The first act says what there is."""
-    with pytest.raises(ValueError, match="wants a server"):
+    with pytest.raises(ValueError, match="needs a server"):
         next(lives(Scenario("", (Act("a", "", 1.0),), {})))
 
 
