@@ -19,7 +19,7 @@ from exporter.analysis.engine import Engine
 from exporter.analysis.findings import findings
 from exporter.analysis.history import History
 from exporter.analysis.pipeline import Pipeline
-from exporter.analysis.server_facts import Limits
+from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.signals import Windows, compute
 from exporter.analysis.situation import describe
 from exporter.analysis.verdicts import Judge
@@ -72,7 +72,7 @@ def _up_to_signals(header: Header, polls: list[Poll]) -> list[float]:
 
 def _verdicts(header: Header, polls: list[Poll]) -> list[float]:
     """What judging costs beyond the signals, which it computes first: they are computed twice to see that."""
-    reader, engine, limits = Reader(), Engine(AnalysisConfig()), Limits(header.config)
+    reader, engine, limits = Reader(), Engine(AnalysisConfig()), ServerFacts(header.config)
     seconds = []
     for poll in polls:
         exposition = reader.read(poll.body)

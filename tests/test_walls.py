@@ -56,7 +56,13 @@ ROOMS = {
         PURE | {"pathlib"},  # the catalogue's file
         ("yaml",),
     ),
-    "simulation": Room(("exporter.config", "exporter.analysis.kv_formulas"), PURE),
+    "simulation": Room(
+        (
+            "exporter.config", "exporter.analysis.kv_formulas", "exporter.analysis.lengths",
+            "exporter.analysis.load_profile",
+        ),
+        PURE,
+    ),
     "standin": Room(
         ("exporter.config", "exporter.simulation", "exporter.vllm.names", "exporter.vllm.recording"),
         OUTSIDE,

@@ -85,7 +85,7 @@ class Baseline:
             self._begin = now
         if now - self._begin < SLICE_SECONDS:
             return
-        start = history.start_of(self._begin)
+        start = history.window_start(self._begin)
         if history.span(start) > 0 and not history.sources.by_turns(now):  # a mixture has no pace
             self._take(_slice(history, start))
         self._begin = now

@@ -94,7 +94,7 @@ def _was_preemption(s: Situation, fall: Fall) -> bool:
     if fall.inferred >= least:
         return True
     counted = s.history.columns["preemptions"]
-    return counted[s.history.start_of(fall.at + _MASS_COUNTED_SECONDS)] - fall.counted >= least
+    return counted[s.history.window_start(fall.at + _MASS_COUNTED_SECONDS)] - fall.counted >= least
 
 
 def _preemption_inferred(s: Situation) -> bool:
@@ -114,7 +114,7 @@ def _stale_gauges(s: Situation) -> bool:
     if s.idle < after or not (s.running or held):
         return False
     after = s.thresholds.stall_after
-    start = s.history.start_of(s.t - after)
+    start = s.history.window_start(s.t - after)
     if s.history.span(start) < after:
         return False
     return all(

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.kv_demand import Held, held_context, need, seats_that_fit
+from exporter.analysis.kv_demand import KvContext, context_per_request, need, seats_that_fit
 from exporter.analysis.situation import Situation
 from exporter.vllm.names import version_key
 
-__all__ = ["Advice", "Advised", "Withheld", "advise"]
+__all__ = ["Advice", "FixAdvice", "RejectedFix", "advise"]
 
 BALANCE: Final = "balance_routing"
 # Above this the memory left outside the KV cache is too small for what models need in passing.
@@ -49,7 +49,7 @@ _NARROW_DTYPES: Final = ("fp8", "int8", "int4", "nvfp4", "4bit", "3bit", "turboq
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class FixAdvice:
     """One thing to change.
 
     Attributes:
@@ -74,7 +74,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Withheld:
+class RejectedFix:
     """Something that will not help here, and why."""
 
     fix: str
@@ -82,11 +82,11 @@ class Withheld:
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class Advice:
     """What to change in order of rank, and what not to."""
 
-    fixes: tuple[Advice, ...] = ()
-    withheld: tuple[Withheld, ...] = ()
+    fixes: tuple[FixAdvice, ...] = ()
+    rejected: tuple[RejectedFix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _Case:
     s: Situation
     verdict: str
     findings: tuple[str, ...]
-    held: Held | None
+    held: KvContext | None
     need: float | None
     fit: int | None
 
@@ -112,10 +112,10 @@ class _Case:
         return None if gain is None or self.need is None else gain >= self.need
 
 
-_Answer = Advice | Withheld
+_Answer = FixAdvice | RejectedFix
 
 
-def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: bool = False) -> Advised:
+def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: bool = False) -> Advice:
     """The fixes of a verdict and of the findings beside it, ranked: what suffices alone first, then cheapest.
 
     Args:
@@ -125,9 +125,9 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
         imbalanced: whether the model's engines share their load badly, which no memory cures.
     """
     table = catalogue.load()
-    held = held_context(s)
+    held = context_per_request(s)
     case = _Case(s, verdict, tuple(findings), held, need(s, held), seats_that_fit(s, held))
-    advised: dict[str, Advice] = {}
+    advised: dict[str, FixAdvice] = {}
     first_aid = table.findings[_FIRST_AID].fixes if _FIRST_AID in findings else ()
     against = table.verdicts[verdict].not_help
     withheld = {name: reason for name, reason in against.items() if name not in first_aid}
@@ -135,7 +135,7 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
         if name in withheld:
             continue
         answer = _ask(name, case)
-        if isinstance(answer, Withheld):
+        if isinstance(answer, RejectedFix):
             withheld[name] = answer.reason
         else:
             flag = answer.flag or table.fixes[name].flag_with(_shown(answer.value))
@@ -147,8 +147,8 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
                     withheld.setdefault(name, reason)
     ranked = sorted(advised.values(), key=_rank)
     if imbalanced:
-        ranked.insert(0, Advice(BALANCE))
-    return Advised(tuple(ranked), tuple(Withheld(name, reason) for name, reason in withheld.items()))
+        ranked.insert(0, FixAdvice(BALANCE))
+    return Advice(tuple(ranked), tuple(RejectedFix(name, reason) for name, reason in withheld.items()))
 
 
 def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:
@@ -166,10 +166,10 @@ def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:
 
 def _ask(name: str, case: _Case) -> _Answer:
     function = _FUNCTIONS.get(name)
-    answer = Advice(name) if function is None else function(case)
+    answer = FixAdvice(name) if function is None else function(case)
     since = catalogue.load().fixes[name].since
-    if isinstance(answer, Advice) and since and _is_older(case.s, since):
-        return Withheld(name, f"It needs vLLM {since} or newer, and this server looks older.")
+    if isinstance(answer, FixAdvice) and since and _is_older(case.s, since):
+        return RejectedFix(name, f"It needs vLLM {since} or newer, and this server looks older.")
     return answer
 
 
@@ -182,12 +182,12 @@ def _is_older(s: Situation, since: str) -> bool:
     return snapshot is not None and snapshot.cache is not None and snapshot.version < version_key(since)
 
 
-def _rank(advice: Advice) -> int:
+def _rank(advice: FixAdvice) -> int:
     """Sorting is stable: within a rank the catalogue's order, cheapest first, stays."""
     return {True: 0, None: 1, False: 2}[advice.suffices]
 
 
-def _with_flag(advice: Advice, flag: str | None) -> Advice:
+def _with_flag(advice: FixAdvice, flag: str | None) -> FixAdvice:
     return replace(advice, flag=flag)
 
 
@@ -204,22 +204,22 @@ def _raise_gpu_memory_utilization(case: _Case) -> _Answer:
     for fact in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
         if s.number(fact) or (cache is not None and getattr(cache, fact)):
             flag = "--" + fact.replace("_", "-")
-            return Withheld(name, f"{flag} is set and overrides it: raise that instead, if memory is free.")
+            return RejectedFix(name, f"{flag} is set and overrides it: raise that if memory is free.")
     if "suspect_out_of_memory" in case.findings or ("restarted" in case.findings and not _explained(s)):
-        return Withheld(name, "The server restarted a moment ago; if memory ran out, this makes it worse.")
+        return RejectedFix(name, "The server has just restarted; if memory ran out, this makes it worse.")
     used = s.number("gpu_memory_utilization")
     if used is not None and used >= _MOST_UTILIZATION:
-        return Withheld(name, f"It is at {used:g} already; more leaves too little for everything else.")
+        return RejectedFix(name, f"It is at {used:g} already; more leaves too little for everything else.")
     if used is None:
-        return Advice(name, missing="set gpu_memory_utilization, gpu_memory_gib and kv_cache_gib")
+        return FixAdvice(name, missing="set gpu_memory_utilization, gpu_memory_gib and kv_cache_gib")
     gpu, kv = s.number(_GPU_GIB), s.number(_KV_GIB)
     if gpu is None or kv is None:
-        return Advice(
+        return FixAdvice(
             name, value=_MOST_UTILIZATION, missing=f"set {_GPU_GIB} and {_KV_GIB} (vLLM logs it at start)"
         )
     gain = 1 + (_MOST_UTILIZATION - used) * gpu / kv
     inputs = case.memory | {"gpu_memory_utilization": used, _GPU_GIB: gpu, _KV_GIB: kv}
-    return Advice(name, value=_MOST_UTILIZATION, gain=gain, suffices=case.enough(gain), inputs=inputs)
+    return FixAdvice(name, value=_MOST_UTILIZATION, gain=gain, suffices=case.enough(gain), inputs=inputs)
 
 
 def _explained(s: Situation) -> bool:
@@ -233,58 +233,62 @@ def _explained(s: Situation) -> bool:
 def _fp8_kv_cache(case: _Case) -> _Answer:
     dtype = _word(case.s, "kv_cache_dtype") or "auto"
     if any(narrow in dtype for narrow in _NARROW_DTYPES):
-        return Withheld("fp8_kv_cache", f"The KV cache is {dtype} already.")
+        return RejectedFix("fp8_kv_cache", f"The KV cache is {dtype} already.")
     inputs = case.memory | {"kv_cache_dtype": dtype}
     if dtype == "auto":
         note = "Up to twice the tokens if the cache is 16-bit now (auto does not say); less on hybrid models."
         suffices = None if case.need is None or case.need <= _FP8_GAIN else False
-        return Advice("fp8_kv_cache", gain=_FP8_GAIN, suffices=suffices, inputs=inputs, note=note)
+        return FixAdvice("fp8_kv_cache", gain=_FP8_GAIN, suffices=suffices, inputs=inputs, note=note)
     note = "Twice the tokens; less on hybrid models."
-    return Advice("fp8_kv_cache", gain=_FP8_GAIN, suffices=case.enough(_FP8_GAIN), inputs=inputs, note=note)
+    return FixAdvice(
+        "fp8_kv_cache", gain=_FP8_GAIN, suffices=case.enough(_FP8_GAIN), inputs=inputs, note=note
+    )
 
 
 def _quantize_weights(case: _Case) -> _Answer:
     weights, kv = case.s.number(_WEIGHTS_GIB), case.s.number(_KV_GIB)
     if weights is None or kv is None:
-        return Advice(
+        return FixAdvice(
             "quantize_weights", missing=f"set {_WEIGHTS_GIB} and {_KV_GIB} (vLLM logs both at start)"
         )
     gain = 1 + weights / 2 / kv
     inputs = case.memory | {_WEIGHTS_GIB: weights, _KV_GIB: kv}
     note = "Assumes weights of half the size."
-    return Advice("quantize_weights", gain=gain, suffices=case.enough(gain), inputs=inputs, note=note)
+    return FixAdvice("quantize_weights", gain=gain, suffices=case.enough(gain), inputs=inputs, note=note)
 
 
 def _raise_tensor_parallel(case: _Case) -> _Answer:
     name = "raise_tensor_parallel"
     now, heads = case.s.number("tensor_parallel_size"), case.s.number("num_kv_heads")
     if now is None:
-        return Advice(name, missing="set tensor_parallel_size, num_kv_heads, weights_gib and kv_cache_gib")
+        return FixAdvice(name, missing="set tensor_parallel_size, num_kv_heads, weights_gib and kv_cache_gib")
     weights, kv = case.s.number(_WEIGHTS_GIB), case.s.number(_KV_GIB)
     inputs = case.memory | {"tensor_parallel_size": now}
     freed = weights / 2 / kv if weights is not None and kv is not None else None
     if heads is None:
         missing = "set num_kv_heads, weights_gib and kv_cache_gib"
-        return Advice(name, value=int(2 * now), inputs=inputs, missing=missing)
+        return FixAdvice(name, value=int(2 * now), inputs=inputs, missing=missing)
     if 2 * now <= heads:
         gain = 2.0 if freed is None else 2 * (1 + freed)
         note = "KV heads are split over the GPUs; the weights' share comes on top." if freed is None else ""
     elif freed is None:
         missing = "set weights_gib and kv_cache_gib: beyond the KV heads only the weights make room"
-        return Advice(name, value=int(2 * now), inputs=inputs, missing=missing)
+        return FixAdvice(name, value=int(2 * now), inputs=inputs, missing=missing)
     else:
         gain, note = 1 + freed, "Beyond the KV heads only the weights make room."
     inputs |= {"num_kv_heads": heads}
-    return Advice(name, value=int(2 * now), gain=gain, suffices=case.enough(gain), inputs=inputs, note=note)
+    return FixAdvice(
+        name, value=int(2 * now), gain=gain, suffices=case.enough(gain), inputs=inputs, note=note
+    )
 
 
 def _raise_pipeline_parallel(case: _Case) -> _Answer:
     now = case.s.number("pipeline_parallel_size")
     if now is None:
-        return Advice("raise_pipeline_parallel", missing="set pipeline_parallel_size")
+        return FixAdvice("raise_pipeline_parallel", missing="set pipeline_parallel_size")
     inputs = case.memory | {"pipeline_parallel_size": now}
     note = "Half the layers per GPU: twice the tokens, and the room that the weights leave."
-    return Advice(
+    return FixAdvice(
         "raise_pipeline_parallel", int(2 * now), gain=2.0, suffices=case.enough(2.0), inputs=inputs, note=note
     )
 
@@ -294,55 +298,55 @@ def _lower_max_num_seqs(case: _Case) -> _Answer:
     if case.fit is None or case.held is None:
         missing = "needs vLLM's cache_config_info and the lengths of finished requests"
         return (
-            Advice(name, missing=missing)
+            FixAdvice(name, missing=missing)
             if s.seats is not None
-            else Withheld(name, f"No number: it {missing}.")
+            else RejectedFix(name, f"No number: it {missing}.")
         )
-    start = s.history.start_of(s.t - s.thresholds.window)
+    start = s.history.window_start(s.t - s.thresholds.window)
     plateau = s.history.mean("requests_running", start) or 0.0
     fit = max(case.fit, s.baseline.calm_running())
     if fit <= 1:
-        return Withheld(name, "One request alone nearly fills the cache.")
+        return RejectedFix(name, "One request alone nearly fills the cache.")
     most = s.history.highest("requests_running", start) or 0.0
     if fit >= most or (s.seats is not None and fit >= s.seats):
-        return Withheld(name, f"{most:.0f} run at the most, and a limit of {fit} would not change that.")
+        return RejectedFix(name, f"{most:.0f} run at the most, and a limit of {fit} would not change that.")
     inputs = case.memory | {"held_tokens": round(case.held.mean, 1), "held_from": case.held.source}
     gain = most / fit
     note = f"{plateau:.0f} run on average now, and their preemptions cost more than fewer seats do."
-    return Advice(name, fit, gain=gain, suffices=True, inputs=inputs, note=note)
+    return FixAdvice(name, fit, gain=gain, suffices=True, inputs=inputs, note=note)
 
 
 def _set_watermark(case: _Case) -> _Answer:
     now = case.s.number("watermark")
     if now is not None and now >= _WATERMARK:
-        return Withheld("set_watermark", f"It is {now:g} already.")
+        return RejectedFix("set_watermark", f"It is {now:g} already.")
     note = "Keeps blocks free when admitting: far fewer preemptions for a little concurrency, and no memory."
-    return Advice("set_watermark", value=_WATERMARK, note=note)
+    return FixAdvice("set_watermark", value=_WATERMARK, note=note)
 
 
 def _reserve_full_prompt(case: _Case) -> _Answer:
     if case.s.server_facts.get("scheduler_reserve_full_isl") is False:
         note = "It is off: prompts are admitted by their first chunk and run out of blocks half-way."
-        return Advice(
+        return FixAdvice(
             "reserve_full_prompt", suffices=True if case.verdict == "preemption_thrash" else None, note=note
         )
-    return Withheld(
+    return RejectedFix(
         "reserve_full_prompt", "It is on by default since vLLM 0.19, and nothing says that it is off here."
     )
 
 
 def _drop_full_prompt_reservation(case: _Case) -> _Answer:
     if case.s.server_facts.get("scheduler_reserve_full_isl") is False:
-        return Withheld("drop_full_prompt_reservation", "It is off already.")
+        return RejectedFix("drop_full_prompt_reservation", "It is off already.")
     note = "Lets an oversized prompt start; it can still not finish if it is larger than the pool."
-    return Advice("drop_full_prompt_reservation", note=note)
+    return FixAdvice("drop_full_prompt_reservation", note=note)
 
 
 def _enable_prefix_caching(case: _Case) -> _Answer:
     if "prefix_cache_off" in case.findings:
         note = "A preempted request then finds its blocks again, as long as nobody else took them."
-        return Advice("enable_prefix_caching", note=note)
-    return Withheld("enable_prefix_caching", "Nothing says that it is off.")
+        return FixAdvice("enable_prefix_caching", note=note)
+    return RejectedFix("enable_prefix_caching", "Nothing says that it is off.")
 
 
 def _check_client_limits(case: _Case) -> _Answer:
@@ -350,79 +354,79 @@ def _check_client_limits(case: _Case) -> _Answer:
     mean = outputs.mean if outputs is not None else None
     if case.verdict == "runaway_generation" or (mean is not None and mean >= _LONG_OUTPUT):
         inputs: dict[str, float | str] = {} if mean is None else {"output_tokens_mean": round(mean, 1)}
-        return Advice("check_client_limits", inputs=inputs)
-    return Withheld("check_client_limits", "Answers are not long here.")
+        return FixAdvice("check_client_limits", inputs=inputs)
+    return RejectedFix("check_client_limits", "Answers are not long here.")
 
 
 def _lower_max_model_len(case: _Case) -> _Answer:
     s, capacity = case.s, case.s.signals.kv_capacity_tokens
     longest = s.number("max_model_len")
     if capacity is None:
-        return Advice("lower_max_model_len", missing="needs vLLM's cache_config_info")
+        return FixAdvice("lower_max_model_len", missing="needs vLLM's cache_config_info")
     exceeds = "max_model_len_exceeds_pool" in case.findings
     fits = math.floor(capacity if exceeds else capacity / 2)
     if longest is not None and fits >= longest:
-        return Withheld("lower_max_model_len", "Requests of the maximum length fit.")
+        return RejectedFix("lower_max_model_len", "Requests of the maximum length fit.")
     inputs: dict[str, float | str] = {"kv_capacity_tokens": capacity}
     note = "Requests beyond it are refused at once instead of waiting for ever."
-    return Advice("lower_max_model_len", fits, suffices=exceeds or None, inputs=inputs, note=note)
+    return FixAdvice("lower_max_model_len", fits, suffices=exceeds or None, inputs=inputs, note=note)
 
 
 def _disable_speculation(case: _Case) -> _Answer:
     if "speculation_enlarges_kv" in case.findings:
-        return Advice("disable_speculation", note="Drafted tokens take KV slots, and a draft model memory.")
-    return Withheld("disable_speculation", "No tokens are drafted here.")
+        return FixAdvice("disable_speculation", note="Draft tokens take KV slots, and a draft model memory.")
+    return RejectedFix("disable_speculation", "No tokens are drafted here.")
 
 
 def _raise_max_num_seqs(case: _Case) -> _Answer:
     s, name = case.s, "raise_max_num_seqs"
     if s.seats is None:
-        return Withheld(name, "The limit is not known.")
-    start = s.history.start_of(s.t - s.thresholds.window)
+        return RejectedFix(name, "The limit is not known.")
+    start = s.history.window_start(s.t - s.thresholds.window)
     wanted = math.ceil((s.history.mean("requests_waiting", start) or 0.0) + s.seats)
     value = wanted if case.fit is None else min(wanted, case.fit)
     if value <= s.seats:
-        return Withheld(name, "The KV cache holds no more requests than there are seats.")
+        return RejectedFix(name, "The KV cache holds no more requests than there are seats.")
     inputs: dict[str, float | str] = {"max_num_seqs": s.seats, "requests_waiting": round(wanted - s.seats, 1)}
     if case.fit is None:
-        return Advice(
+        return FixAdvice(
             name, value, gain=value / s.seats, inputs=inputs, missing="needs lengths to see what KV allows"
         )
     inputs |= case.memory
-    return Advice(name, value, gain=value / s.seats, suffices=value >= wanted, inputs=inputs)
+    return FixAdvice(name, value, gain=value / s.seats, suffices=value >= wanted, inputs=inputs)
 
 
 def _add_replicas(case: _Case) -> _Answer:
     s = case.s
     wanted = case.need
     if case.verdict in ("seat_bound", "deferred_wait", "queue_not_kv", "prefill_bound") and s.seats:
-        start = s.history.start_of(s.t - s.thresholds.window)
+        start = s.history.window_start(s.t - s.thresholds.window)
         running, waiting = (
             s.history.mean("requests_running", start),
             s.history.mean("requests_waiting", start),
         )
         wanted = None if running is None or waiting is None else (running + waiting) / s.seats
     if wanted is None:
-        return Advice("add_replicas", missing="needs cache_config_info and lengths, or max_num_seqs")
+        return FixAdvice("add_replicas", missing="needs cache_config_info and lengths, or max_num_seqs")
     more = max(1, math.ceil(wanted) - 1)
     inputs: dict[str, float | str] = {"need_ratio": round(wanted, 3)}
     note = f"{more} more of the same would hold all that runs and waits."
-    return Advice("add_replicas", value=more, gain=1.0 + more, suffices=True, inputs=inputs, note=note)
+    return FixAdvice("add_replicas", value=more, gain=1.0 + more, suffices=True, inputs=inputs, note=note)
 
 
 def _raise_max_num_batched_tokens(case: _Case) -> _Answer:
     now = case.s.number("max_num_batched_tokens")
     if now is None:
-        return Advice("raise_max_num_batched_tokens", missing="set max_num_batched_tokens")
+        return FixAdvice("raise_max_num_batched_tokens", missing="set max_num_batched_tokens")
     inputs = {"max_num_batched_tokens": now}
-    return Advice("raise_max_num_batched_tokens", int(2 * now), gain=2.0, inputs=inputs)
+    return FixAdvice("raise_max_num_batched_tokens", int(2 * now), gain=2.0, inputs=inputs)
 
 
 def _lower_max_num_batched_tokens(case: _Case) -> _Answer:
     now = case.s.number("max_num_batched_tokens")
     if now is None:
-        return Advice("lower_max_num_batched_tokens", missing="set max_num_batched_tokens")
-    return Advice(
+        return FixAdvice("lower_max_num_batched_tokens", missing="set max_num_batched_tokens")
+    return FixAdvice(
         "lower_max_num_batched_tokens", max(1, int(now / 2)), inputs={"max_num_batched_tokens": now}
     )
 
@@ -430,18 +434,18 @@ def _lower_max_num_batched_tokens(case: _Case) -> _Answer:
 def _lower_gpu_memory_utilization(case: _Case) -> _Answer:
     now = case.s.number("gpu_memory_utilization")
     if now is None:
-        return Advice("lower_gpu_memory_utilization", missing="set gpu_memory_utilization")
+        return FixAdvice("lower_gpu_memory_utilization", missing="set gpu_memory_utilization")
     value = round(now - _LOWERED_BY, 2)
     note = "Leaves memory outside the KV cache, where it ran short."
-    return Advice("lower_gpu_memory_utilization", value, inputs={"gpu_memory_utilization": now}, note=note)
+    return FixAdvice("lower_gpu_memory_utilization", value, inputs={"gpu_memory_utilization": now}, note=note)
 
 
 def _raise_max_loras(case: _Case) -> _Answer:
     lora = case.s.lora
     if lora is None or lora.slots is None or lora.waiting < 1 or lora.running < lora.slots:
-        return Withheld("raise_max_loras", "No adapter waits for a slot.")
+        return RejectedFix("raise_max_loras", "No adapter waits for a slot.")
     inputs: dict[str, float | str] = {"max_loras": lora.slots, "adapters_waiting": lora.waiting}
-    return Advice("raise_max_loras", lora.slots + lora.waiting, suffices=True, inputs=inputs)
+    return FixAdvice("raise_max_loras", lora.slots + lora.waiting, suffices=True, inputs=inputs)
 
 
 def _check_kv_connector(case: _Case) -> _Answer:
@@ -450,29 +454,29 @@ def _check_kv_connector(case: _Case) -> _Answer:
     told = s.server_facts.get("role") in ("prefill", "decode") or s.number("kv_offloading_size")
     seen = [name for name in _CONNECTOR_SIGNS if values.get(name)]
     if case.verdict == "kv_held_no_requests" or told or seen:
-        return Advice("check_kv_connector", inputs={name: values[name] for name in seen})
-    return Withheld("check_kv_connector", "No sign of a KV connector.")
+        return FixAdvice("check_kv_connector", inputs={name: values[name] for name in seen})
+    return RejectedFix("check_kv_connector", "No sign of a KV connector.")
 
 
 def _check_encoder_cache(case: _Case) -> _Answer:
     values = case.s.history.snapshot.values if case.s.history.snapshot else {}
     if values.get("multimodal_queries"):
-        return Advice(
+        return FixAdvice(
             "check_encoder_cache", note="Multimodal requests are served here; no metric shows their budget."
         )
-    return Withheld("check_encoder_cache", "No multimodal requests were seen.")
+    return RejectedFix("check_encoder_cache", "No multimodal requests were seen.")
 
 
 def _scrape_pod_not_service(case: _Case) -> _Answer:
     if case.s.history.sources.by_turns(case.s.t):
-        return Advice("scrape_pod_not_service")
-    return Withheld("scrape_pod_not_service", "One source answers.")
+        return FixAdvice("scrape_pod_not_service")
+    return RejectedFix("scrape_pod_not_service", "One source answers.")
 
 
 def _send_probe_request(case: _Case) -> _Answer:
     if case.verdict == "data_untrusted" and "stale_gauges" not in case.findings:
-        return Withheld("send_probe_request", "The gauges are fresh.")
-    return Advice("send_probe_request")
+        return RejectedFix("send_probe_request", "The gauges are fresh.")
+    return FixAdvice("send_probe_request")
 
 
 def _word(s: Situation, fact: str) -> str | None:

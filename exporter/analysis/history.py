@@ -159,8 +159,8 @@ class History:
             at=t,
             last_seen=last_seen,
             kv_usage=self.latest("kv_usage"),
-            kv_usage_max=self.highest("kv_usage", self.inside(last_seen - MINUTE)),
-            preemptions=self.increase("preemptions", self.start_of(last_seen - 5 * MINUTE)),
+            kv_usage_max=self.highest("kv_usage", self.first_index_since(last_seen - MINUTE)),
+            preemptions=self.increase("preemptions", self.window_start(last_seen - 5 * MINUTE)),
             running=self.latest("requests_running"),
         )
         self.seen = set()
@@ -243,7 +243,7 @@ class History:
             return 0.0
         finished = self.own.get("requests_finished", _NAN) - self.columns["requests_finished"][-1]
         back = max(0.0, min(fell - (0.0 if math.isnan(finished) else finished), rose))
-        usage = self.highest("kv_usage", self.inside(t - INFER_KV_SECONDS))
+        usage = self.highest("kv_usage", self.first_index_since(t - INFER_KV_SECONDS))
         inferred = back if usage is not None and usage >= INFER_KV_FULL else 0.0
         if fell >= max(MASS_LEAST, MASS_SHARE * running) and rose >= MASS_SHARE * fell:
             counted = self.columns["preemptions"][-1]
@@ -263,15 +263,15 @@ class History:
 
     # Asking about the past. An index says where a window begins.
 
-    def start_of(self, at: float) -> int:
+    def window_start(self, at: float) -> int:
         """Index of the last poll at or before `at`, of the first poll of this process where there is none."""
         return max(self._begin_index, bisect_right(self.times, at) - 1)
 
-    def inside(self, at: float) -> int:
+    def first_index_since(self, at: float) -> int:
         """Index of the first poll at or after `at`, of the last poll where there is none.
 
         For gauges, which say nothing of the time before their poll; counters' windows reach back to
-        `start_of`, so that what moved between two polls far apart is not lost.
+        `window_start`, so that what moved between two polls far apart is not lost.
         """
         return min(len(self.times) - 1, max(self._begin_index, bisect_left(self.times, at)))
 

@@ -1,17 +1,17 @@
-"""What concerns a model as a whole: whether its data-parallel engines share the load. Pure."""
+"""Watches whether the data-parallel engines of a model share its load. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.history import History
 from exporter.config import AnalysisConfig
 
-__all__ = ["ModelWatch"]
+__all__ = ["ImbalanceWatch"]
 
-# An imbalance that is there ends below this share of the factor's excess.
+# An imbalance ends below this share of the excess that starts it.
 _LEAVE: Final = 0.6
-# A cache this full while the mean of all is this much lower is a share of KV, not of requests.
+# Requests may be shared evenly and KV not: one cache this full, and so far above the mean of all.
 _KV_FULL: Final = 0.8
 _KV_APART: Final = 0.4
 
@@ -24,11 +24,11 @@ class _Load:
     kv_usage: float
 
 
-class ModelWatch:
+class ImbalanceWatch:
     """Watches the engines of one model.
 
     Attributes:
-        imbalanced: one engine carries far more than its share, and has for a while.
+        imbalanced: one engine has carried far more than its share for a while.
     """
 
     __slots__ = ("imbalanced",)
@@ -36,31 +36,27 @@ class ModelWatch:
     def __init__(self) -> None:
         self.imbalanced = False
 
-    def observe(self, histories: Sequence[History], limits: AnalysisConfig) -> None:
-        """Look at the engines after a poll; `histories` are those that the last good body had."""
-        if len(histories) < 2:  # noqa: PLR2004 (the rule, and nothing to compare)
+    def observe(self, histories: Sequence[History], thresholds: AnalysisConfig) -> None:
+        """Update after a poll; `histories` are of the engines in the last good body."""
+        loads = [load for history in histories if (load := _load(history, thresholds)) is not None]
+        if len(loads) < max(2, len(histories)):
             self.imbalanced = False
             return
-        loads = [load for history in histories if (load := _load(history, limits)) is not None]
-        if len(loads) < len(histories):
-            self.imbalanced = False
-            return
-        excess = (limits.imbalance_factor - 1) * (_LEAVE if self.imbalanced else 1.0)
-        self.imbalanced = _is_imbalanced(loads, 1 + excess, limits.imbalance_requests)
+        excess = (thresholds.imbalance_factor - 1) * (_LEAVE if self.imbalanced else 1.0)
+        self.imbalanced = _is_imbalanced(loads, 1 + excess, thresholds.imbalance_requests)
 
 
-def _load(history: History, limits: AnalysisConfig) -> _Load | None:
+def _load(history: History, thresholds: AnalysisConfig) -> _Load | None:
     t = history.times[-1]
-    start = history.start_of(t - limits.queue_window)
+    start = history.window_start(t - thresholds.queue_window)
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     usage = history.mean("kv_usage", start)
-    if running is None or waiting is None or usage is None or history.span(start) < limits.queue_window:
+    if running is None or waiting is None or usage is None or history.span(start) < thresholds.queue_window:
         return None
     return _Load(running + waiting, usage)
 
 
-def _is_imbalanced(loads: Iterable[_Load], factor: float, least: int) -> bool:
-    loads = list(loads)
+def _is_imbalanced(loads: Sequence[_Load], factor: float, least: int) -> bool:
     total = sum(load.requests for load in loads)
     if total < least:
         return False

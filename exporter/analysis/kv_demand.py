@@ -1,4 +1,4 @@
-"""How much of the KV cache the requests want: the numbers behind an advice, from what was seen of an engine.
+"""Estimates how much of the KV cache the requests need, from what was seen of an engine.
 
 Pure. The formulas are in `exporter.analysis.kv_formulas`.
 """
@@ -10,24 +10,26 @@ from typing import Final
 
 from exporter.analysis import kv_formulas
 from exporter.analysis.kv_formulas import Moments
-from exporter.analysis.lengths import Lengths
+from exporter.analysis.lengths import LengthHistogram
 from exporter.analysis.situation import Situation
 
-__all__ = ["Held", "held_context", "need", "seats_that_fit"]
+__all__ = ["KvContext", "context_per_request", "need", "seats_that_fit"]
 
 _BLOCK: Final = 16.0
-# The bucket without a bound is taken to reach this far beyond the last one.
+# The bucket without an upper bound is assumed to reach this far beyond the last one.
 _BEYOND: Final = 1.5
+_FROM_USAGE: Final = "used tokens by running requests"
+_FROM_LENGTHS: Final = "lengths of finished requests"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Tokens that a running request holds.
+class KvContext:
+    """Tokens of KV cache per running request.
 
     Attributes:
-        mean: h.
+        mean: h of the formulas.
         deviation: its standard deviation.
-        source: what it was computed from, in words.
+        source: the data it was computed from, in words.
     """
 
     mean: float
@@ -35,23 +37,23 @@ class Held:
     source: str
 
 
-def held_context(s: Situation) -> Held | None:
-    """What a running request holds: from the lengths of finished requests, at least what is measured.
+def context_per_request(s: Situation) -> KvContext | None:
+    """Estimate the context of a running request from finished lengths, at least what is measured.
 
-    Requests that never finish show in no histogram, but they hold blocks: used tokens by running
-    requests is the floor.
+    Requests that never finish are in no histogram, but they hold blocks: used tokens divided by running
+    requests is the lower bound.
     """
     measured = _measured(s)
-    told = _told(s)
-    if told is None:
-        return None if measured is None else Held(measured, measured / 2, "used tokens by running requests")
-    if measured is not None and measured > told.mean:
-        return Held(measured, told.deviation * measured / told.mean, "used tokens by running requests")
-    return told
+    expected = _expected(s)
+    if expected is None:
+        return None if measured is None else KvContext(measured, measured / 2, _FROM_USAGE)
+    if measured is not None and measured > expected.mean:
+        return KvContext(measured, expected.deviation * measured / expected.mean, _FROM_USAGE)
+    return expected
 
 
 def _measured(s: Situation) -> float | None:
-    start = s.history.start_of(s.t - s.thresholds.window)
+    start = s.history.window_start(s.t - s.thresholds.window)
     usage, running = s.history.mean("kv_usage", start), s.history.mean("requests_running", start)
     capacity = s.signals.kv_capacity_tokens
     if not usage or not running or capacity is None:
@@ -59,20 +61,20 @@ def _measured(s: Situation) -> float | None:
     return usage * capacity / running
 
 
-def _told(s: Situation) -> Held | None:
+def _expected(s: Situation) -> KvContext | None:
     prompts, outputs = s.history.prompt_lengths.lengths(), s.history.output_lengths.lengths()
     if prompts is None or outputs is None:
         return None
     p, o = _moments(prompts), _moments(outputs)
     if p is None or o is None or o[0] <= 0:
         return None
-    return Held(*kv_formulas.held(p, o), "lengths of finished requests")
+    return KvContext(*kv_formulas.context_per_request(p, o), _FROM_LENGTHS)
 
 
-def _moments(lengths: Lengths) -> Moments | None:
-    """First three moments of a length: from the middles of the buckets, scaled to the exact mean.
+def _moments(lengths: LengthHistogram) -> Moments | None:
+    """Return three moments of a length: from the middles of the buckets, scaled to the exact mean.
 
-    Without buckets lengths are taken as exponential, which is wide.
+    Without buckets the lengths are assumed to be exponential, which is wide.
     """
     mean = lengths.mean
     if mean is None:
@@ -92,19 +94,19 @@ def _moments(lengths: Lengths) -> Moments | None:
     return mean, second * scale**2, third * scale**3
 
 
-def need(s: Situation, held: Held | None) -> float | None:
-    """Tokens that all running and waiting requests would hold, by the capacity: an upper bound; 1 is full."""
+def need(s: Situation, context: KvContext | None) -> float | None:
+    """Return the tokens that all running and waiting requests would hold / capacity: an upper bound."""
     capacity = s.signals.kv_capacity_tokens
-    if held is None or capacity is None or s.requests is None:
+    if context is None or capacity is None or s.requests is None:
         return None
-    return s.requests * held.mean / capacity
+    return s.requests * context.mean / capacity
 
 
-def seats_that_fit(s: Situation, held: Held | None) -> int | None:
-    """The most requests that run together without preemption, by `kv_formulas.seats`."""
+def seats_that_fit(s: Situation, context: KvContext | None) -> int | None:
+    """Return the most requests that run together without preemption, by `kv_formulas.seats`."""
     capacity = s.signals.kv_capacity_tokens
-    if held is None or capacity is None:
+    if context is None or capacity is None:
         return None
     cache = s.history.snapshot.cache if s.history.snapshot else None
     block = float(cache.block_size) if cache is not None and cache.block_size else _BLOCK
-    return kv_formulas.seats(capacity, held.mean, held.deviation, block)
+    return kv_formulas.seats(capacity, context.mean, context.deviation, block)

@@ -1,26 +1,26 @@
-"""What a running request holds of the KV cache, and how many fit: the formulas alone.
+"""Formulas for the KV cache that a running request holds, and for how many requests fit.
 
-Pure. For prompts P and outputs O, taken as independent, a running request holds on average
-``h = E[P] + E[O^2] / (2 E[O])`` tokens (an output of length o is seen while it is written, half of it
-on average, and long ones are seen longer), with the variance
+Pure. For prompts P and outputs O, assumed independent, a running request holds on average
+``h = E[P] + E[O^2] / (2 E[O])`` tokens (an output is seen while it is generated, half of it on average,
+and long outputs are seen longer), with the variance
 ``E[P^2] + E[P] E[O^2] / E[O] + E[O^3] / (3 E[O]) - h^2``.
 """
 
 import math
 from typing import TypeAlias
 
-__all__ = ["Moments", "held", "seats"]
+__all__ = ["Moments", "context_per_request", "seats"]
 
 Moments: TypeAlias = tuple[float, float, float]
 """E[X], E[X^2], E[X^3] of a length in tokens."""
 
 
-def held(prompts: Moments, outputs: Moments) -> tuple[float, float]:
+def context_per_request(prompts: Moments, outputs: Moments) -> tuple[float, float]:
     """Return mean and standard deviation of the tokens that a running request holds.
 
     Args:
         prompts: moments of the prompts' lengths.
-        outputs: of the outputs'; their mean is above 0.
+        outputs: moments of the outputs' lengths; their mean is above 0.
     """
     p, o = prompts, outputs
     mean = p[0] + o[1] / (2 * o[0])
@@ -29,10 +29,10 @@ def held(prompts: Moments, outputs: Moments) -> tuple[float, float]:
 
 
 def seats(capacity: float, mean: float, deviation: float, block: float) -> int:
-    """Return the most requests that run together without preemption, two deviations to the safe side.
+    """Return the most requests that run together without preemption, two deviations on the safe side.
 
-    The largest N with ``N (h + block / 2) + 2 s sqrt(N) <= capacity``; the half block is what the last one
-    of each request leaves unused.
+    The largest N with ``N (h + block / 2) + 2 s sqrt(N) <= capacity``; half a block is what the last one of
+    each request leaves unused on average.
 
     Args:
         capacity: tokens that the pool holds.

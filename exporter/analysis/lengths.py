@@ -1,4 +1,4 @@
-"""The lengths of the requests an engine serves, from the buckets of its own histograms. Pure."""
+"""Keeps the lengths of recent requests, from the buckets of vLLM's histograms. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from itertools import accumulate
 from operator import sub
 from typing import Final
 
-__all__ = ["LengthWindow", "Lengths"]
+__all__ = ["LengthHistogram", "LengthWindow"]
 
-# The distribution is that of the last quarter to half an hour, as soon as that has enough requests;
-# before, it is that of the whole life of the process.
+# The distribution covers the last 15 to 30 minutes, as soon as they have enough requests, and before that
+# the whole life of the process.
 PERIOD_SECONDS: Final = 900.0
 ENOUGH: Final = 50.0
 
@@ -18,7 +18,7 @@ Buckets = Mapping[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthHistogram:
     """A distribution of lengths in tokens: ``(upper bound, requests in the bucket)``, bounds rising."""
 
     buckets: tuple[tuple[float, float], ...]
@@ -27,19 +27,19 @@ class Lengths:
 
     @property
     def mean(self) -> float | None:
-        """Mean length in tokens; None where nothing was counted."""
+        """Mean length in tokens; None without requests."""
         return self.total / self.count if self.total is not None and self.count > 0 else None
 
     @property
     def detailed(self) -> bool:
-        """Whether there are buckets beside the one that holds everything."""
+        """Whether there is more than the one bucket that has everything."""
         return len(self.buckets) > 1
 
     def quantile(self, share: float) -> float | None:
-        """Length that `share` of the requests do not exceed: the upper bound of its bucket.
+        """Return the length that `share` of the requests do not exceed: the upper bound of its bucket.
 
-        The upper bound, not an interpolation: asked for is whether such a request would fit. None
-        where nothing was counted or where the answer lies in the bucket without a bound.
+        An interpolation would be wrong: the question is whether such a request fits. None without requests
+        or where the length is in the bucket without a bound.
         """
         if self.count <= 0:
             return None
@@ -60,10 +60,10 @@ class LengthWindow:
         self._now: Buckets = {}
         self._sum: float | None = None
         self._bases: list[tuple[float, Buckets, float | None]] = []
-        self._lengths: Lengths | None = None  # of now, once it was asked for
+        self._lengths: LengthHistogram | None = None  # the current one, once it was needed
 
     def observe(self, t: float, buckets: Buckets, total: float | None) -> None:
-        """Take the cumulative buckets of one more poll; a reset starts over."""
+        """Add the cumulative buckets of a poll; a reset starts over."""
         if buckets != self._now or total != self._sum:
             if self._count(buckets) < self._count(self._now):
                 self._bases = []
@@ -72,22 +72,22 @@ class LengthWindow:
             self._bases = [*self._bases[-1:], (t, buckets, total)]
             self._lengths = None
 
-    def lengths(self) -> Lengths | None:
-        """The distribution now, None where there is none."""
+    def lengths(self) -> LengthHistogram | None:
+        """Return the current distribution; None without data."""
         if self._lengths is None and self._now:
             _, base, base_sum = self._bases[0]
             recent = self._between(base, base_sum)
             self._lengths = recent if recent.count >= ENOUGH else self._between({}, 0.0)
         return self._lengths
 
-    def _between(self, base: Buckets, base_sum: float | None) -> Lengths:
+    def _between(self, base: Buckets, base_sum: float | None) -> LengthHistogram:
         now = self._now
         bounds = sorted(now)
-        # Cumulative, whatever a server prints: a bucket that falls behind the one before has nothing in it.
+        # Made cumulative whatever a server prints: a bucket below the previous one is empty.
         below = list(accumulate((now[bound] - base.get(bound, 0.0) for bound in bounds), max, initial=0.0))
         inside = map(sub, below[1:], below)
         total = None if self._sum is None or base_sum is None else max(0.0, self._sum - base_sum)
-        return Lengths(tuple(zip(bounds, inside, strict=True)), below[-1], total)
+        return LengthHistogram(tuple(zip(bounds, inside, strict=True)), below[-1], total)
 
     @staticmethod
     def _count(buckets: Buckets) -> float:

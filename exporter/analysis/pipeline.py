@@ -1,7 +1,6 @@
-"""One target's way from body to reading: the same for a live server and for a recording.
+"""Turns the polls of one target into readings, for a live server and a recording alike.
 
-Holds what is remembered of the target between polls. Does no I/O and reads no clock: whoever feeds it
-says what time it is.
+Keeps the state of the target between polls. Does no I/O and reads no clock: time is a parameter.
 """
 
 from collections.abc import Mapping
@@ -11,9 +10,10 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import Engine, EngineReading
-from exporter.analysis.imbalance import ModelWatch
-from exporter.analysis.load_profile import Observed, observe
-from exporter.analysis.server_facts import Limits, merge
+from exporter.analysis.imbalance import ImbalanceWatch
+from exporter.analysis.load_profile import LoadProfile
+from exporter.analysis.profiling import profile
+from exporter.analysis.server_facts import ServerFacts, merge
 from exporter.analysis.target_verdict import TargetJudgement, TargetState, judge_target
 from exporter.config import AnalysisConfig, Fact
 from exporter.vllm.answers import NO_ANSWERS, ServerAnswers
@@ -21,18 +21,18 @@ from exporter.vllm.exposition import CacheConfig, EngineKey, Exposition, Exposit
 
 __all__ = ["UNREADABLE", "EngineReading", "ModelReading", "Pipeline", "TargetReading"]
 
-# The name of the error of a body that is no metrics text.
+# The error of a body that is no metrics text.
 UNREADABLE: Final = "unreadable_body"
-# An engine that was in no good body for this long is forgotten, with all its series.
+# An engine that no good body had for this long is forgotten, with all its series.
 FORGET_SECONDS: Final = 3600.0
-# More engines than this are never remembered for one target, however its label sets change.
+# The most engines of one target, however its label sets change.
 MAX_REMEMBERED: Final = 256
 _IMBALANCE: Final = "dp_imbalance"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReading:
-    """What is known of a model as a whole: findings about its engines together, and what to do."""
+    """Findings about the engines of one model together, and their fixes."""
 
     findings: tuple[str, ...]
     severity: Severity
@@ -41,17 +41,17 @@ class ModelReading:
 
 @dataclass(frozen=True, slots=True)
 class TargetReading:
-    """What is known of a target after a poll.
+    """The state of a target after a poll.
 
     Attributes:
         t: time of the poll.
         up: whether this poll succeeded.
-        error: why it did not, a word; None when it did.
+        error: why it failed, in one word; None if it succeeded.
         good_at: time of the last poll that succeeded, None before the first.
         max_age: seconds after which measured values are unknown.
         judgement: the target's own verdict.
-        restarts: new server processes seen; one process may be behind several engines.
-        unreadable: lines of known names in this body that could not be read, or were too long or too many.
+        restarts: new server processes seen; one process may have several engines.
+        unreadable: lines of known names in this body that are invalid, too long or too many.
         engines: those known, in the order of their keys.
         models: by name.
     """
@@ -69,10 +69,10 @@ class TargetReading:
 
 
 class Pipeline:
-    """What is remembered of one target.
+    """The state of one target.
 
     Attributes:
-        restarts: how many new processes were seen behind the target; changes when one starts anew.
+        restarts: new server processes seen.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Pipeline:
         interval: float,
         arguments: Mapping[str, Fact] | None = None,
     ) -> None:
-        """Begin with nothing known.
+        """Start without history.
 
         Args:
             analysis: windows, ages and thresholds.
-            facts: what the operator told of the server, by vLLM's flag names.
-            interval: seconds between polls, as intended.
-            arguments: what was read of the server's argument line.
+            facts: settings of the server from the configuration, by vLLM's flag names.
+            interval: intended seconds between polls.
+            arguments: settings from the server's argument line.
         """
         self.restarts = 0
         self._analysis = analysis
@@ -97,39 +97,38 @@ class Pipeline:
         self._interval = interval
         self._reader = Reader()
         self._engines: dict[EngineKey, Engine] = {}
-        self._models: dict[str, ModelWatch] = {}
-        self._limits: dict[CacheConfig | None, Limits] = {}
-        self._limits_from = NO_ANSWERS
+        self._models: dict[str, ImbalanceWatch] = {}
+        self._merged: dict[CacheConfig | None, ServerFacts] = {}
+        self._merged_answers = NO_ANSWERS
         self._present = 0
         self._missing: frozenset[EngineKey] = frozenset()
         self._started_at: float | None = None
         self._good_at: float | None = None
         self._verdict: str | None = None
 
-    def paced(self, interval: float) -> None:
-        """Say that polls are `interval` seconds apart from now on: a reading holds for three of them."""
+    def set_interval(self, interval: float) -> None:
+        """Set the seconds between polls from now on; a reading stays valid for three of them."""
         self._interval = interval
 
-    def loads(self) -> Mapping[EngineKey, Observed]:
-        """What was asked lately of each engine that is known well enough; computed when it is asked for."""
-        loads = {}
-        for key, engine in self._engines.items():
-            if engine.reading is not None and key not in self._missing:
-                seen = observe(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
-                if seen is not None:
-                    loads[key] = seen
-        return loads
+    def loads(self) -> Mapping[EngineKey, LoadProfile]:
+        """Compute the load profile of each engine with enough history."""
+        loads = {
+            key: profile(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
+            for key, engine in self._engines.items()
+            if engine.reading is not None and key not in self._missing
+        }
+        return {key: load for key, load in loads.items() if load is not None}
 
     def feed(
         self, t: float, body: bytes | None, error: str | None = None, answers: ServerAnswers = NO_ANSWERS
     ) -> TargetReading:
-        """Take the outcome of one poll: a body, or the reason why there is none.
+        """Process one poll: a body, or the error.
 
         Args:
-            t: when it was there; never less than before.
-            body: of an answer with status 200.
-            error: a word, when `body` is None.
-            answers: those of the server about its configuration, as far as they are known.
+            t: time of the response; never less than before.
+            body: of a response with status 200.
+            error: in one word, when `body` is None.
+            answers: the server's responses about its configuration so far.
         """
         self._started_at = t if self._started_at is None else self._started_at
         exposition = None
@@ -145,7 +144,7 @@ class Pipeline:
             error = error or "unknown"
         if exposition is None:
             for key, engine in self._engines.items():
-                engine.age(t, self._max_age, missing=key in self._missing, answered=body is not None)
+                engine.mark_stale(t, self._max_age, missing=key in self._missing, answered=body is not None)
         unreadable = exposition.unreadable + exposition.dropped if exposition else 0
         return self._reading(t, error, answered=body is not None, unreadable=unreadable)
 
@@ -163,12 +162,12 @@ class Pipeline:
             self._engines[key].observe(t, snapshot, exposition.start_time, whole=not exposition.truncated)
         present = [key for key in self._engines if key in exposition.engines]
         fresh = any(_just_restarted(self._engines[key], t) for key in present)
-        self.restarts += fresh  # one process, however many engines it has
+        self.restarts += fresh  # one process, whatever the number of its engines
         self._present = len(present)
         self._watch_models(present)
         for key in present:
             self._engines[key].judge(
-                self._limits_of(exposition.engines[key].cache, answers),
+                self._facts_of(exposition.engines[key].cache, answers),
                 sharing=self._sharing(key),
                 lora=exposition.lora,
                 imbalanced=self._models[key.model].imbalanced,
@@ -177,16 +176,16 @@ class Pipeline:
 
     def _watch_models(self, present: list[EngineKey]) -> None:
         models = {key.model for key in present}
-        self._models = {model: self._models.get(model) or ModelWatch() for model in models}
+        self._models = {model: self._models.get(model) or ImbalanceWatch() for model in models}
         for model, watch in self._models.items():
             watch.observe(
                 [self._engines[key].history for key in present if key.model == model], self._analysis
             )
 
     def _miss(self, t: float, exposition: Exposition) -> None:
-        """Age the engines that a good body lacks, and forget those that have been gone for long.
+        """Mark the engines that a good body lacks as stale, and forget those that are gone for long.
 
-        A body that was cut off says nothing of the engines it does not name.
+        A truncated body proves nothing about the engines that it does not name.
         """
         absent = {key: engine for key, engine in self._engines.items() if key not in exposition.engines}
         self._missing = frozenset(absent) if not exposition.truncated else self._missing & frozenset(absent)
@@ -194,22 +193,22 @@ class Pipeline:
             if t - engine.history.times[-1] > FORGET_SECONDS:
                 del self._engines[key]
             else:
-                engine.age(t, self._max_age, missing=key in self._missing)
+                engine.mark_stale(t, self._max_age, missing=key in self._missing)
 
     def _sharing(self, key: EngineKey) -> int:
-        """Engines that share the server's block count: all that are remembered, for it is told at start."""
+        """Count the engines that share the block count, which vLLM sets at its start: all known ones."""
         return sum(1 for other in self._engines if other.replica == key.replica)
 
-    def _limits_of(self, cache: CacheConfig | None, answers: ServerAnswers) -> Limits:
-        """What is known of an engine's configuration; computed anew only when one of the sources changes."""
-        if self._limits_from is not answers or len(self._limits) >= MAX_REMEMBERED:
-            self._limits_from, self._limits = answers, {}
-        limits = self._limits.get(cache)
-        if limits is None:
+    def _facts_of(self, cache: CacheConfig | None, answers: ServerAnswers) -> ServerFacts:
+        """Merge the settings of an engine's server, again only when one of the sources has changed."""
+        if self._merged_answers is not answers or len(self._merged) >= MAX_REMEMBERED:
+            self._merged_answers, self._merged = answers, {}
+        facts = self._merged.get(cache)
+        if facts is None:
             version = {} if answers.version is None else {"vllm_version": answers.version}
-            limits = merge(self._facts, self._arguments, answers.server_info, answers.models, cache, version)
-            self._limits[cache] = limits
-        return limits
+            facts = merge(self._facts, self._arguments, answers.server_info, answers.models, cache, version)
+            self._merged[cache] = facts
+        return facts
 
     def _reading(self, t: float, error: str | None, *, answered: bool, unreadable: int) -> TargetReading:
         judgement = judge_target(self._state(t, answered=answered), self._verdict)

@@ -117,14 +117,14 @@ def compute(
     """
     windows = windows or Windows()
     now = history.times[-1]
-    short = history.start_of(now - windows.short)
-    long = history.start_of(now - windows.long)
-    wider = (short, long, history.start_of(now - windows.longest))
+    short = history.window_start(now - windows.short)
+    long = history.window_start(now - windows.long)
+    wider = (short, long, history.window_start(now - windows.longest))
     mixed = history.sources.by_turns(now)
     rate = _unknown if mixed else history.rate
     ratio = _unknown if mixed else history.ratio
     capacity, estimate = kv_capacity(history, engines)
-    inside = history.inside(now - windows.short)
+    inside = history.first_index_since(now - windows.short)
     kv_usage_max, kv_usage_mean = history.highest_and_mean("kv_usage", inside)
     signals = Signals(
         preemptions_total=history.own.get("preemptions"),

@@ -143,7 +143,7 @@ class Situation:
 
         By Little's law: time in the engine = requests in the engine / requests finished per second.
         """
-        start = self.history.start_of(self.t - self.thresholds.long_window)
+        start = self.history.window_start(self.t - self.thresholds.long_window)
         running = self.history.mean("requests_running", start)
         span = self.history.span(start)
         if running is None or span <= 0 or self.long.finished <= 0:
@@ -169,9 +169,9 @@ def describe(
 ) -> Situation:
     """Describe the situation after the last successful poll."""
     t = history.times[-1]
-    burst = history.start_of(t - thresholds.burst_window)
-    minute = history.start_of(t - thresholds.window)
-    long = history.start_of(t - thresholds.long_window)
+    burst = history.window_start(t - thresholds.burst_window)
+    minute = history.window_start(t - thresholds.window)
+    long = history.window_start(t - thresholds.long_window)
     seats = _number(server_facts.get("max_num_active_seqs")) or _number(server_facts.get("max_num_seqs"))
     return Situation(
         t=t,
@@ -182,10 +182,10 @@ def describe(
         thresholds=thresholds,
         lora=lora,
         burst=_counts(history, burst),
-        half_minute=_counts(history, history.start_of(t - thresholds.hold)),
+        half_minute=_counts(history, history.window_start(t - thresholds.hold)),
         minute=_counts(history, minute),
         long=_counts(history, long),
-        inferred=_only_inferred(history, history.start_of(t - _INFERRED_SECONDS)),
+        inferred=_only_inferred(history, history.window_start(t - _INFERRED_SECONDS)),
         preempted_ago=_preempted_ago(history, thresholds),
         queue=_queue(history, signals, server_facts, thresholds, seats),
         throughput=_throughput(history, baseline, burst),
@@ -217,7 +217,7 @@ def _queue(
     thresholds: AnalysisConfig,
     seats: float | None,
 ) -> Queue:
-    start = history.start_of(history.times[-1] - thresholds.queue_window)
+    start = history.window_start(history.times[-1] - thresholds.queue_window)
     kv_usage = history.mean("kv_usage", start)
     capacity = signals.kv_capacity_tokens
     reserved = _number(server_facts.get("watermark")) or 0.0  # free, but not for waiting requests
@@ -256,7 +256,7 @@ def _busy(history: History) -> bool:
     """
     if history.columns["requests_running"][-1] > 0:
         return True
-    start = min(history.start_of(history.times[-1] - _BUSY_SECONDS), max(0, len(history.times) - 2))
+    start = min(history.window_start(history.times[-1] - _BUSY_SECONDS), max(0, len(history.times) - 2))
     shown = any(history.highest(name, start) for name in ("requests_running", "requests_waiting"))
     return shown or bool(history.increase("generation_tokens", start))
 
@@ -290,7 +290,7 @@ def _has_room(
 def _preempted_ago(history: History, thresholds: AnalysisConfig) -> float | None:
     """Seconds since the counter of preemptions moved, looking back no further than it is spoken of."""
     t = history.times[-1]
-    start = history.start_of(t - 2 * thresholds.light_for)
+    start = history.window_start(t - 2 * thresholds.light_for)
     column = history.columns["preemptions"]
     now = column[-1]
     if math.isnan(now) or now <= 0 or now == column[start]:  # unknown, never moved, or not lately
@@ -304,7 +304,7 @@ def _preempted_ago(history: History, thresholds: AnalysisConfig) -> float | None
 def _falling(history: History) -> bool:
     """Whether the last poll brought clearly fewer tokens per second than the best one shortly before."""
     times, tokens = history.times, history.columns["generation_tokens"]
-    first = history.start_of(times[-1] - _FALLING_SECONDS)
+    first = history.window_start(times[-1] - _FALLING_SECONDS)
     best = last = None
     end = len(times) - 1
     while end > first:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from exporter.analysis.catalogue import Severity
-from exporter.analysis.load_profile import Observed
+from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.commands._options import ACCESS_LOG, add_url, duration, only_target
 from exporter.commands._outcome import UNKNOWN
@@ -49,7 +49,7 @@ class CheckResult:
     """
 
     reading: TargetReading | None = None
-    loads: Mapping[EngineKey, Observed] = field(default_factory=dict)
+    loads: Mapping[EngineKey, LoadProfile] = field(default_factory=dict)
 
 
 # The engine's name, the engine and its forecast; or why there is none.

@@ -5,8 +5,8 @@ from typing import Any
 
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import Evidence
-from exporter.analysis.fixes import Advice
-from exporter.analysis.load_profile import Observed
+from exporter.analysis.fixes import FixAdvice
+from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import EngineReading, TargetReading
 from exporter.vllm.exposition import EngineKey
 
@@ -35,7 +35,7 @@ def status_object(
     url: str,
     reading: TargetReading | None,
     now: float,
-    loads: Mapping[EngineKey, Observed] | None = None,
+    loads: Mapping[EngineKey, LoadProfile] | None = None,
     among: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A target's state for the API: as `poll_object`, with evidence, texts and what every limit comes from.
@@ -121,12 +121,12 @@ def _engine(engine: EngineReading) -> dict[str, Any]:
         "verdict": engine.judgement.verdict,
         "severity": engine.judgement.severity.value,
         "findings": list(engine.findings),
-        "fixes": [_fix(advice) for advice in engine.advised.fixes],
+        "fixes": [_fix(advice) for advice in engine.advice.fixes],
         "signals": {name: round(value, _DIGITS) for name, value in engine.signals.known().items()},
     }
 
 
-def _fix(advice: Advice) -> dict[str, Any]:
+def _fix(advice: FixAdvice) -> dict[str, Any]:
     told = {
         "fix": advice.fix,
         "flag": advice.flag,
@@ -140,7 +140,7 @@ def _fix(advice: Advice) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _status(engine: EngineReading, now: float, load: Observed | None) -> dict[str, Any]:
+def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict[str, Any]:
     table = catalogue.load()
     entry = table.verdicts[engine.judgement.verdict]
     shown = _engine(engine)
@@ -154,10 +154,10 @@ def _status(engine: EngineReading, now: float, load: Observed | None) -> dict[st
         "meaning": entry.meaning,
         "since_seconds": round(now - engine.judgement.since, 3),
         "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
-        "will_not_help": [{"fix": each.fix, "reason": each.reason} for each in engine.advised.withheld],
+        "will_not_help": [{"fix": each.fix, "reason": each.reason} for each in engine.advice.rejected],
         "limits": {
-            name: {"value": value, "source": engine.limits.source.get(name, "")}
-            for name, value in engine.limits.facts.items()
+            name: {"value": value, "source": engine.server_facts.source.get(name, "")}
+            for name, value in engine.server_facts.facts.items()
         },
         "saturation": {name: round(value, _DIGITS) for name, value in engine.saturation.items()},
         "age_seconds": round(now - engine.seen_at, 3),
@@ -166,7 +166,7 @@ def _status(engine: EngineReading, now: float, load: Observed | None) -> dict[st
         "untrusted": dict(engine.untrusted),
         "duplicates": sorted(engine.duplicates),
         "kv_capacity_is_estimate": engine.signals.kv_capacity_is_estimate,
-        "load": None if load is None else load.as_object(),
+        "load": None if load is None else load.to_dict(),
     }
 
 

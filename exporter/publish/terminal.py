@@ -7,7 +7,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
-from exporter.analysis.fixes import Advice
+from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.words import WORDS, number
 from exporter.publish.status import engine_names
@@ -94,26 +94,26 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     for finding in engine.findings:
         found = table.findings.get(finding) or table.verdicts[finding]
         yield f"  also {_title(finding)}: {found.summary}"
-    if engine.advised.fixes:
+    if engine.advice.fixes:
         yield "What to change, best first"
-        for rank, advice in enumerate(engine.advised.fixes, start=1):
+        for rank, advice in enumerate(engine.advice.fixes, start=1):
             yield _advice_line(rank, advice)
             if rank <= _IN_FULL:
                 yield from _advice_details(advice)
-    if engine.advised.withheld:
+    if engine.advice.rejected:
         yield "What will not help"
-        for each in engine.advised.withheld:
+        for each in engine.advice.rejected:
             yield f"  {table.fixes[each.fix].title}: {each.reason}"
 
 
-def _advice_line(rank: int, advice: Advice) -> str:
+def _advice_line(rank: int, advice: FixAdvice) -> str:
     fix = catalogue.load().fixes[advice.fix]
     flag = f"   {advice.flag}" if advice.flag else ""
     enough = {True: "  (suffices alone)", False: "  (does not suffice alone)", None: ""}[advice.suffices]
     return f"  {rank}. {fix.title}{flag}{enough}"
 
 
-def _advice_details(advice: Advice) -> Iterator[str]:
+def _advice_details(advice: FixAdvice) -> Iterator[str]:
     fix = catalogue.load().fixes[advice.fix]
     yield f"     {fix.action}"
     if advice.gain is not None:

@@ -272,7 +272,7 @@ class Watcher:
         now, hard = self._pace.interval, self._pace.hard_to_read
         if now == before:
             return
-        self._pipeline.paced(now)
+        self._pipeline.set_interval(now)
         if now > before:
             what = "answers take long to read" if hard else "server answers slowly"
             log.warning("%s, polling less often interval=%gs%s", what, now, self._whose)

@@ -3,10 +3,13 @@
 What the exporter does not know is taken for granted here and said so: nothing is made up silently.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Final
 
+from exporter.analysis.lengths import LengthHistogram
+from exporter.analysis.load_profile import LoadProfile, StepSlice
 from exporter.config import as_number
 from exporter.simulation.load import Load, observed_load
 from exporter.simulation.settings import Engine
@@ -59,45 +62,43 @@ def present_of(status: Mapping[str, Any], told: Mapping[str, Any] | None = None)
     Raises:
         PresentError: something without which nothing can be simulated is unknown; it is named.
     """
-    seen = status.get("load")
-    if not isinstance(seen, Mapping):
+    document = status.get("load")
+    if not isinstance(document, Mapping):
         raise PresentError("nothing is known of the engine's load yet: it must have been seen at work")
     facts = {name: each.get("value") for name, each in (status.get("limits") or {}).items()}
     longest = _whole(facts.get("max_model_len")) or _LONGEST
-    prompts, outputs = _lengths(seen, "prompt_tokens", longest), _lengths(seen, "output_tokens", longest)
+    profile = LoadProfile.from_dict(document)
+    prompts = _lengths(profile.prompt_tokens, "prompt", longest)
+    outputs = _lengths(profile.output_tokens, "output", longest)
     assumed: list[str] = []
-    engine = _engine(seen, facts, dict(told or {}), assumed)
-    rate, waiting = float(seen["arrivals_per_second"]), float(seen["requests_waiting_mean"])
-    if rate <= 0 and waiting < 1:
+    engine = _engine(profile, facts, dict(told or {}), assumed)
+    if profile.arrivals_per_second <= 0 and profile.requests_waiting_mean < 1:
         raise PresentError("no request came while the engine was watched")
     load = observed_load(
         prompts,
         outputs,
-        arrivals_per_second=rate,
-        running=float(seen["requests_running_mean"]),
-        waiting=waiting,
-        prefix_hit_ratio=float(seen.get("prefix_cache_hit_ratio") or 0.0),
+        arrivals_per_second=profile.arrivals_per_second,
+        running=profile.requests_running_mean,
+        waiting=profile.requests_waiting_mean,
+        prefix_hit_ratio=profile.prefix_cache_hit_ratio or 0.0,
     )
-    sentence = f"{asked(load)}, as seen in {seen['window_seconds']:.0f} s; {settings(engine)}"
-    return Present(load, engine, seen.get("preemptions_per_minute"), tuple(assumed), sentence)
+    sentence = f"{asked(load)}, as seen in {profile.window_seconds:.0f} s; {settings(engine)}"
+    return Present(load, engine, profile.preemptions_per_minute, tuple(assumed), sentence)
 
 
-def _lengths(seen: Mapping[str, Any], name: str, longest: int) -> Lengths:
-    told = seen.get(name)
-    if not told or not told.get("mean"):
-        raise PresentError(f"{name.replace('_', ' ')} of requests are unknown: none has finished yet")
-    cumulative, total = [], 0.0
-    for bound, inside in told["buckets"]:
-        total += inside
-        cumulative.append((float("inf") if bound is None else float(bound), total))
-    mean = float(told["mean"])
-    if len(cumulative) < 2 or not total:  # noqa: PLR2004 -- one bucket tells no more than the mean
+def _lengths(histogram: LengthHistogram | None, name: str, longest: int) -> Lengths:
+    mean = histogram.mean if histogram is not None else None
+    if histogram is None or not mean:
+        raise PresentError(f"{name} tokens of requests are unknown: none has finished yet")
+    counts = accumulate(inside for _, inside in histogram.buckets)
+    cumulative = [(bound, count) for (bound, _), count in zip(histogram.buckets, counts, strict=True)]
+    if not histogram.detailed:  # one bucket has no more than the mean
         return Lengths.between(max(1, round(mean / 2)), max(1, round(mean * 1.5)))
     return Lengths.from_buckets(cumulative, longest, mean)
 
 
 def _engine(
-    seen: Mapping[str, Any], facts: Mapping[str, Any], told: dict[str, Any], assumed: list[str]
+    profile: LoadProfile, facts: Mapping[str, Any], told: dict[str, Any], assumed: list[str]
 ) -> Engine:
     def known(name: str, guess: int) -> int:
         value = told.pop(name, None) or _whole(facts.get(name))
@@ -105,12 +106,12 @@ def _engine(
             assumed.append(f"{name} is not known, {guess} taken")
         return value or guess
 
-    block = told.pop("block_size", None) or _whole(seen.get("block_size"))
+    block = told.pop("block_size", None) or profile.block_size
     if block is None:
         block = _BLOCK
         assumed.append(f"block_size is not known, {block} taken")
-    blocks = told.pop("num_gpu_blocks", None) or _blocks(seen, block)
-    seats = known("max_num_seqs", max(_SEATS, round(float(seen.get("requests_running_max") or 0))))
+    blocks = told.pop("num_gpu_blocks", None) or _blocks(profile, block)
+    seats = known("max_num_seqs", max(_SEATS, round(profile.requests_running_max)))
     engine = Engine(
         num_gpu_blocks=blocks,
         block_size=block,
@@ -125,17 +126,17 @@ def _engine(
         async_scheduling=facts.get("async_scheduling") is True,
     )
     if "step_time" not in told:
-        told["step_time"] = _step_time(seen.get("steps") or (), assumed)
+        told["step_time"] = _step_time(profile.steps, assumed)
     return replace(engine, **told)
 
 
-def _blocks(seen: Mapping[str, Any], block: int) -> int:
+def _blocks(profile: LoadProfile, block: int) -> int:
     """Blocks of one engine, the null block included.
 
     The server tells the number for all its engines together, and the capacity of each in tokens; where the
     two do not fit together (hybrid models) the capacity decides.
     """
-    capacity, told = float(seen.get("kv_capacity_tokens") or 0), float(seen.get("num_gpu_blocks") or 0)
+    capacity, told = profile.kv_capacity_tokens or 0.0, profile.num_gpu_blocks or 0
     if capacity <= 0:
         raise PresentError("the KV capacity is not known: tell it with --num-gpu-blocks")
     each = told / max(1, round(told * block / capacity))
@@ -144,8 +145,8 @@ def _blocks(seen: Mapping[str, Any], block: int) -> int:
     return max(2, round(capacity / block) + 1)
 
 
-def _step_time(steps: Iterable[Iterable[float]], assumed: list[str]) -> StepTime:
-    samples = [StepSample(*(float(x) for x in each)) for each in steps]
+def _step_time(steps: Sequence[StepSlice], assumed: list[str]) -> StepTime:
+    samples = [StepSample(*each) for each in steps]
     usable = [s for s in samples if s.seconds > 0 and s.steps > 0]
     if not usable:
         assumed.append("the time of a step was not seen, that of an 8B model on one GPU taken")

@@ -115,9 +115,9 @@ def observed_load(
 
 
 def held_tokens(load: Load) -> tuple[float, float]:
-    """Return mean and standard deviation of the tokens a *running* request holds (`kv_formulas.held`)."""
+    """Return mean and standard deviation of the tokens per *running* request (see `kv_formulas`)."""
     prompts, outputs = load.lengths()
-    return kv_formulas.held(moments(prompts), moments(outputs))
+    return kv_formulas.context_per_request(moments(prompts), moments(outputs))
 
 
 def moments(lengths: Lengths) -> Moments:

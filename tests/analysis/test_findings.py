@@ -120,4 +120,4 @@ def test_an_engine_that_is_gone_has_no_findings():
     stage.play(10, **BUSY)
     scene = stage.fail(20)
     assert engine_of(scene[-1]).findings == ()
-    assert engine_of(scene[-1]).advised.fixes == ()
+    assert engine_of(scene[-1]).advice.fixes == ()

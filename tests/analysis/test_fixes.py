@@ -1,4 +1,4 @@
-"""Advice in numbers, by hand; and what is held back, with its reason."""
+"""FixAdvice in numbers, by hand; and what is held back, with its reason."""
 
 import math
 
@@ -25,7 +25,7 @@ def storm(cache=BLOCKS_300, lengths=WORKLOAD, part=STORM, **facts):
 
 def reason(reading, fix):
     """Why a fix will not help."""
-    return next(each.reason for each in engine_of(reading).advised.withheld if each.fix == fix)
+    return next(each.reason for each in engine_of(reading).advice.rejected if each.fix == fix)
 
 
 # Fewer seats.
@@ -218,7 +218,7 @@ def test_what_suffices_alone_comes_first_and_what_does_not_last():
     reading = storm(
         max_num_seqs=32, tensor_parallel_size=1, num_kv_heads=8, gpu_memory_utilization=0.9, **MEMORY
     )
-    ranks = [{True: 0, None: 1, False: 2}[each.suffices] for each in engine_of(reading).advised.fixes]
+    ranks = [{True: 0, None: 1, False: 2}[each.suffices] for each in engine_of(reading).advice.fixes]
     assert ranks == sorted(ranks)
     assert fixes(reading)[0] == "lower_max_num_seqs"
     assert ranks[-1] == 2
@@ -241,12 +241,12 @@ def test_a_load_that_is_shared_badly_is_shared_before_memory_is_bought():
 
 
 def test_every_fix_of_every_verdict_can_be_asked_of_any_engine():
-    """Advised or held back with a reason, whatever is known: nothing, or all."""
+    """Advice or held back with a reason, whatever is known: nothing, or all."""
     table = catalogue.load()
     for cache, lengths in (({}, {}), (BLOCKS_300, WORKLOAD)):
         stage = Stage(cache=cache)
         stage.play(60, **STORM, **lengths)
         for verdict in table.verdicts:
             advised = advise(situation(stage), verdict, tuple(table.findings))
-            assert all(each.reason for each in advised.withheld)
+            assert all(each.reason for each in advised.rejected)
             assert len({each.fix for each in advised.fixes}) == len(advised.fixes)

@@ -149,8 +149,8 @@ def test_a_counter_that_appears_on_a_known_engine_adds_its_whole_value():
         (20, body(engine(running=1, preemptions=6))),
     )
     assert history.own["preemptions"] == 6
-    assert history.increase("preemptions", history.start_of(0)) == 6
-    assert history.rate("preemptions", history.start_of(0)) == pytest.approx(6 / 20)
+    assert history.increase("preemptions", history.window_start(0)) == 6
+    assert history.rate("preemptions", history.window_start(0)) == pytest.approx(6 / 20)
 
 
 def test_before_a_late_counter_appears_it_is_unknown():
@@ -172,7 +172,7 @@ def test_windows_begin_at_the_first_whole_body():
     first = body(engine(running=1, preemptions=5000))
     later = body(engine(running=1, preemptions=5004))
     history = remembered((0, cut(first, "num_preemptions")), (1, first), (3, later))
-    assert history.rate("preemptions", history.start_of(-57)) == 4 / 2
+    assert history.rate("preemptions", history.window_start(-57)) == 4 / 2
 
 
 def test_a_body_cut_off_later_loses_and_doubles_nothing():
@@ -304,25 +304,25 @@ def test_rates_go_by_real_time_over_failed_polls():
         (1, body(engine(preemptions=101))),
         (26, body(engine(preemptions=151))),
     )
-    assert history.rate("preemptions", history.start_of(1)) == 50 / 25
-    assert history.rate("preemptions", history.start_of(26 - 60)) == 51 / 26
+    assert history.rate("preemptions", history.window_start(1)) == 50 / 25
+    assert history.rate("preemptions", history.window_start(26 - 60)) == 51 / 26
 
 
 def test_a_window_reaches_back_to_the_poll_before_it():
     """Between two polls far apart nothing is lost; a gauge's window has only what was polled inside it."""
     history = remembered(*((t, body(engine(kv=kv))) for t, kv in ((0.0, 0.9), (50.0, 0.5), (100.0, 0.6))))
-    assert history.start_of(40) == 0
-    assert history.inside(40) == 1
-    assert history.start_of(50) == history.inside(50) == 1
-    assert history.inside(1000) == 2
+    assert history.window_start(40) == 0
+    assert history.first_index_since(40) == 1
+    assert history.window_start(50) == history.first_index_since(50) == 1
+    assert history.first_index_since(1000) == 2
 
 
 def test_a_window_does_not_reach_into_the_life_before_a_restart():
     """What the new process showed first is not a rate: nobody knows since when."""
     old, young = counted(10, 14, start_time=1000.0), counted(90, 93, start_time=2000.0)
     history = remembered(*old, *((t + 2, text) for t, text in young))
-    assert history.start_of(0) == history.inside(0) == 2
-    assert history.rate("preemptions", history.start_of(0)) == 3
+    assert history.window_start(0) == history.first_index_since(0) == 2
+    assert history.rate("preemptions", history.window_start(0)) == 3
 
 
 def test_a_window_of_one_poll_has_no_rate():
@@ -357,8 +357,8 @@ def test_memory_is_bounded_and_windows_stay_right():
         assert len(history.times) <= 660 + 1 + PIECE
     assert all(len(column) == len(history.times) for column in history.columns.values())
     assert history.times[0] <= 19_999 - 660
-    assert history.rate("preemptions", history.start_of(19_999 - 600)) == 3
-    assert history.times[history.start_of(19_999 - 600)] == 19_399
+    assert history.rate("preemptions", history.window_start(19_999 - 600)) == 3
+    assert history.times[history.window_start(19_999 - 600)] == 19_399
 
 
 def test_memory_is_bounded_at_any_pace():
@@ -376,7 +376,7 @@ def test_a_restart_stays_the_limit_of_windows_while_the_ring_is_cut():
         start, count = (1000.0, 10.0 * poll) if poll < 1000 else (2000.0, poll - 1000.0)
         history.observe(float(poll), snapshot(preemptions=count), start)
         if poll > 1000:
-            begin = history.start_of(-1.0)
+            begin = history.window_start(-1.0)
             assert history.times[begin] >= 1000
             assert history.rate("preemptions", begin) == 1
     assert history.own["preemptions"] == 9990 + 699

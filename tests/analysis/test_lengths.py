@@ -9,13 +9,13 @@ from support.bodies import body, cut, engine
 from support.real_recordings import EXHAUSTION, history, pipeline, polls, value
 
 from exporter.analysis.history import History
-from exporter.analysis.lengths import ENOUGH, PERIOD_SECONDS, Lengths, LengthWindow
+from exporter.analysis.lengths import ENOUGH, PERIOD_SECONDS, LengthHistogram, LengthWindow
 from exporter.vllm.exposition import Reader
 
 INF = math.inf
 
 
-def observed(*taken: tuple[float, dict[float, float], float | None]) -> Lengths | None:
+def observed(*taken: tuple[float, dict[float, float], float | None]) -> LengthHistogram | None:
     """The distribution after these polls."""
     window = LengthWindow()
     for t, buckets, total in taken:
@@ -31,14 +31,15 @@ def test_without_buckets_there_is_no_distribution():
 def test_cumulative_buckets_become_a_distribution():
     """3 up to 100, 4 more up to 200, 1 above."""
     lengths = observed((0, {100.0: 3, 200.0: 7, INF: 8}, 1200.0))
-    assert lengths == Lengths(((100.0, 3.0), (200.0, 4.0), (INF, 1.0)), 8.0, 1200.0)
+    assert lengths == LengthHistogram(((100.0, 3.0), (200.0, 4.0), (INF, 1.0)), 8.0, 1200.0)
     assert lengths.mean == 150
     assert lengths.detailed
 
 
 def test_a_quantile_is_the_upper_bound_of_its_bucket():
     """Asked for is whether such a request would fit: the bound does not flatter."""
-    lengths = Lengths(((100.0, 50.0), (200.0, 49.0), (400.0, 0.0), (800.0, 1.0), (INF, 0.0)), 100.0, None)
+    buckets = ((100.0, 50.0), (200.0, 49.0), (400.0, 0.0), (800.0, 1.0), (INF, 0.0))
+    lengths = LengthHistogram(buckets, 100.0, None)
     assert [lengths.quantile(share) for share in (0.1, 0.5, 0.51, 0.99, 0.995, 1)] == [
         100,
         100,
@@ -51,7 +52,7 @@ def test_a_quantile_is_the_upper_bound_of_its_bucket():
 
 def test_a_quantile_beyond_the_last_bound_is_unknown():
     """A length above everything that is counted apart may be any."""
-    lengths = Lengths(((100.0, 98.0), (INF, 2.0)), 100.0, 1.0)
+    lengths = LengthHistogram(((100.0, 98.0), (INF, 2.0)), 100.0, 1.0)
     assert lengths.quantile(0.98) == 100
     assert lengths.quantile(0.99) is None
 
@@ -100,7 +101,7 @@ def test_what_is_older_than_half_an_hour_is_forgotten():
 def test_a_fall_of_the_count_begins_a_new_distribution():
     """The ten of the new process, not the 990 less than before."""
     lengths = observed((0, {100.0: 1000.0, INF: 1000.0}, 1.0), (1, {100.0: 0.0, INF: 10.0}, 3000.0))
-    assert lengths == Lengths(((100.0, 0.0), (INF, 10.0)), 10.0, 3000.0)
+    assert lengths == LengthHistogram(((100.0, 0.0), (INF, 10.0)), 10.0, 3000.0)
 
 
 def test_after_a_fall_the_recent_past_is_that_of_the_new_process():

@@ -202,7 +202,7 @@ def test_a_changed_pace_changes_how_long_values_hold():
     """A slow server is asked every five seconds from now on."""
     one = fresh()
     one.feed(0, body(engine(running=3)))
-    one.paced(5.0)
+    one.set_interval(5.0)
     assert only(one.feed(14, None, "timeout")).signals.requests_running == 3
     assert only(one.feed(15.1, None, "timeout")).signals.requests_running is None
 

@@ -138,7 +138,7 @@ def test_a_mixture_has_no_level():
         (snapshot,) = exposition.engines.values()
         history.observe(float(second), snapshot, exposition.start_time)
         baseline.observe(history, frozen=False)
-    assert history.rate("generation_tokens", history.start_of(180.0)) == 0
+    assert history.rate("generation_tokens", history.window_start(180.0)) == 0
     assert baseline.level == 200
 
 

@@ -302,7 +302,7 @@ def test_advice_for_a_pool_of_unknown_size_makes_up_no_number():
     stage = Stage(cache={})
     stage.play(120, running=20, kv=0.5, tokens=800, finished=2)
     storm = stage.play(60, running=12, waiting=10, kv=0.98, tokens=300, finished=0.4, preemptions=1.2)
-    advised = engine_of(storm[-1]).advised.fixes
+    advised = engine_of(storm[-1]).advice.fixes
     assert {"set_watermark", "fp8_kv_cache"} <= {advice.fix for advice in advised}
     for advice in advised:
         assert advice.value in (None, 0.05), advice  # the watermark is a rule of thumb, not a computation
@@ -455,7 +455,7 @@ def test_requests_that_wait_for_a_lora_slot_need_slots(reasons, said):
     stage = Stage(cache=POOL, max_num_seqs=64, spell=printing(lora(2, "a,b", "c,d")))
     scene = stage.play(120, running=3, waiting=6, kv=0.1, tokens=120, finished=0.3, **reasons, **LENGTHS)
     assert verdicts(scene[60:]) == {said}
-    advice = engine_of(scene[-1]).advised.fixes[0]
+    advice = engine_of(scene[-1]).advice.fixes[0]
     assert (advice.fix, advice.value, advice.suffices) == ("raise_max_loras", 4, True)
     assert not MEMORY & {*fixes(scene[-1])}
 

@@ -122,17 +122,17 @@ def numbers(one: EngineReading):
     for evidence in one.judgement.evidence:
         assert (evidence.value is None) == bool(evidence.note)
         yield from (evidence.value or 0.0, evidence.threshold or 0.0)
-    for advice in one.advised.fixes:
+    for advice in one.advice.fixes:
         yield from (value for value in (advice.gain, advice.value) if isinstance(value, int | float))
         yield from (value for value in advice.inputs.values() if isinstance(value, int | float))
 
 
 def check_advice(one: EngineReading) -> None:
     """No advice above its condition, and none that is held back at the same time."""
-    known, advised = one.limits.facts, {advice.fix: advice for advice in one.advised.fixes}
+    known, advised = one.server_facts.facts, {advice.fix: advice for advice in one.advice.fixes}
     assert advised.keys() <= TABLE.fixes.keys()
-    assert len(advised) == len(one.advised.fixes)
-    assert not advised.keys() & {each.fix for each in one.advised.withheld}
+    assert len(advised) == len(one.advice.fixes)
+    assert not advised.keys() & {each.fix for each in one.advice.rejected}
     raised = advised.get("raise_gpu_memory_utilization")
     if raised is not None:
         assert known.get("gpu_memory_utilization", 0) < 0.93
@@ -153,10 +153,10 @@ def check_unknown(one: EngineReading) -> None:
     """What cannot be computed has no number."""
     if one.signals.kv_capacity_tokens is None:
         assert "kv" not in one.saturation
-        assert not any(advice.suffices for advice in one.advised.fixes if advice.fix == "fp8_kv_cache")
-    if "max_num_seqs" not in one.limits.facts:
+        assert not any(advice.suffices for advice in one.advice.fixes if advice.fix == "fp8_kv_cache")
+    if "max_num_seqs" not in one.server_facts.facts:
         assert "seats" not in one.saturation
-    for advice in one.advised.fixes:
+    for advice in one.advice.fixes:
         assert advice.suffices is not True or advice.gain is not None or not advice.missing
 
 

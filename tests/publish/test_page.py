@@ -16,9 +16,9 @@ from support.servers import Server, recorded
 from support.status_page import URL, Shown, several, wearing
 
 from exporter.analysis import catalogue
-from exporter.analysis.fixes import Advice, Advised
+from exporter.analysis.fixes import Advice, FixAdvice
 from exporter.analysis.pipeline import TargetReading
-from exporter.analysis.server_facts import Limits
+from exporter.analysis.server_facts import ServerFacts
 from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page import renderer as published
 from exporter.publish.page.markup import IN_FULL, TargetView, View
@@ -169,7 +169,7 @@ def test_a_storm_is_explained_with_numbers_and_flags():
     reading = storm()[-1]
     shown = document(reading)
     assert "Preemptions per finished request 0.66 threshold 0.40" in shown.text
-    advised = engine_of(reading).advised.fixes
+    advised = engine_of(reading).advice.fixes
     titles = [TABLE.fixes[advice.fix].title for advice in advised]
     at = [shown.text.index(f" {title} ") for title in titles]
     assert at == sorted(at)
@@ -184,9 +184,11 @@ def test_a_storm_is_explained_with_numbers_and_flags():
 def test_what_an_advice_lacks_and_assumes_is_said():
     """Note, missing input, inputs."""
     reading = calm()
-    advice = Advice("lower_max_num_seqs", 9, "--max-num-seqs 9", 1.5, False, {"kv_capacity_tokens": 1234.0},
-                    missing="needs lengths", note="Of the last minute.")  # fmt: skip
-    engines = {key: replace(one, advised=Advised((advice,))) for key, one in reading.engines.items()}
+    advice = FixAdvice(
+        "lower_max_num_seqs", 9, "--max-num-seqs 9", 1.5, False, {"kv_capacity_tokens": 1234.0},
+        missing="needs lengths", note="Of the last minute.",
+    )  # fmt: skip
+    engines = {key: replace(one, advice=Advice((advice,))) for key, one in reading.engines.items()}
     text = document(replace(reading, engines=engines)).text
     for words in ("not enough alone", "gain 1.50x", "Of the last minute.", "No number: needs lengths."):
         assert words in text
@@ -209,7 +211,7 @@ def test_of_nothing_nothing_is_said():
     assert "None." not in text
     harmless = next(fix for fix in TABLE.fixes.values() if fix.risk == "None.")
     engines = {
-        key: replace(one, advised=Advised((Advice(harmless.name),))) for key, one in calm().engines.items()
+        key: replace(one, advice=Advice((FixAdvice(harmless.name),))) for key, one in calm().engines.items()
     }
     advised = document(replace(calm(), engines=engines)).text
     assert harmless.action in advised
@@ -486,7 +488,7 @@ def test_hostile_names_are_nothing_but_text():
     for reading in readings:
         timeline.add(reading)
     engines = {
-        key: replace(one, limits=Limits({"kv_cache_dtype": HOSTILE}, {"kv_cache_dtype": HOSTILE}))
+        key: replace(one, server_facts=ServerFacts({"kv_cache_dtype": HOSTILE}, {"kv_cache_dtype": HOSTILE}))
         for key, one in readings[-1].engines.items()
     }
     reading = replace(readings[-1], engines=engines, error=HOSTILE, up=False)

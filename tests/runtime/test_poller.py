@@ -318,7 +318,7 @@ def test_answers_that_take_long_to_read_are_asked_for_less_often_and_logged(line
         world.now += next(left)
         return pipeline.feed(t, body, error, answers)
 
-    world.watch(SimpleNamespace(feed=feed, paced=pipeline.paced))
+    world.watch(SimpleNamespace(feed=feed, set_interval=pipeline.set_interval))
     assert ("WARNING", "answers take long to read, polling less often interval=5s") in lines()
     assert lines()[-1] == ("INFO", "answers are read fast again interval=1s")
     assert world.asked[12] - world.asked[11] == pytest.approx(5.0)
@@ -361,7 +361,7 @@ def test_a_fault_in_the_pipeline_costs_its_poll_only(lines):
         return Answer(BODY, None)
 
     world = World(BODY, BODY, BODY, mended, BODY)
-    world.watch(SimpleNamespace(feed=feed, paced=real.paced))
+    world.watch(SimpleNamespace(feed=feed, set_interval=real.set_interval))
     assert len(world.asked) == 5
     assert len(world.outcomes) == 2
     assert [level for level, _ in lines()] == ["ERROR", "INFO"]

@@ -83,7 +83,7 @@ def test_a_calm_scenario_pages_nobody(name):
 def test_the_fix_of_the_day_is_among_the_advice():
     """What the story does is what the exporter had advised in the storm."""
     (engine,) = watched("day")[74].engines.values()
-    assert "raise_tensor_parallel" in [advice.fix for advice in engine.advised.fixes]
+    assert "raise_tensor_parallel" in [advice.fix for advice in engine.advice.fixes]
 
 
 def test_scenarios_speak_the_catalogues_words():

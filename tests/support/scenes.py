@@ -11,7 +11,7 @@ scene began. Counters are whole numbers and go on from scene to scene, as in a r
 
 from collections.abc import Callable, Iterable, Mapping
 
-from exporter.analysis.fixes import Advice
+from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import EngineReading, ModelReading, Pipeline, TargetReading
 from exporter.analysis.situation import Situation, describe
 from exporter.config import AnalysisConfig
@@ -171,25 +171,25 @@ def found(scene: Iterable[TargetReading], name: str = "0") -> set[str]:
 
 def fixes(reading: TargetReading, name: str = "0") -> list[str]:
     """The fixes advised for an engine, in order of rank."""
-    return [advice.fix for advice in engine_of(reading, name).advised.fixes]
+    return [advice.fix for advice in engine_of(reading, name).advice.fixes]
 
 
-def advice(reading: TargetReading, fix: str, name: str = "0") -> Advice:
+def advice(reading: TargetReading, fix: str, name: str = "0") -> FixAdvice:
     """One fix that is advised for an engine."""
-    return next(each for each in engine_of(reading, name).advised.fixes if each.fix == fix)
+    return next(each for each in engine_of(reading, name).advice.fixes if each.fix == fix)
 
 
 def situation(stage: Stage, name: str = "0") -> Situation:
     """An engine's situation after the last poll, as its verdict was judged by."""
     played = next(one for key, one in stage.pipeline._engines.items() if key.name == name)
     reading = engine_of(stage.readings[-1], name)
-    facts = reading.limits.facts
+    facts = reading.server_facts.facts
     return describe(played.history, reading.signals, played._baseline, facts, AnalysisConfig(), None)
 
 
 def withheld(reading: TargetReading, name: str = "0") -> set[str]:
     """What is said not to help."""
-    return {each.fix for each in engine_of(reading, name).advised.withheld}
+    return {each.fix for each in engine_of(reading, name).advice.rejected}
 
 
 def severities(scene: Iterable[TargetReading]) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Self
 
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import Evidence
-from exporter.analysis.fixes import Advice, Advised, Withheld
+from exporter.analysis.fixes import Advice, FixAdvice, RejectedFix
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.verdicts import Judgement
 from exporter.publish.page.markup import TargetView, View
@@ -32,13 +32,13 @@ def wearing(reading: TargetReading, verdict: str) -> TargetReading:
     """A reading whose engines have a verdict, with everything that the catalogue says of it."""
     entry = catalogue.load().verdicts[verdict]
     evidence = (Evidence("preemptions_per_second", 1.5), Evidence("kv_usage_max_ratio", 0.98, 0.9))
-    fixes = tuple(Advice(name, flag=catalogue.load().fixes[name].flag_with(None)) for name in entry.fixes)
-    advised = Advised(fixes, tuple(Withheld(*pair) for pair in entry.not_help.items()))
+    fixes = tuple(FixAdvice(name, flag=catalogue.load().fixes[name].flag_with(None)) for name in entry.fixes)
+    advised = Advice(fixes, tuple(RejectedFix(*pair) for pair in entry.not_help.items()))
     engines = {
         key: replace(
             engine,
             judgement=Judgement(verdict, entry.severity, evidence, reading.t - 60),
-            advised=advised,
+            advice=advised,
         )
         for key, engine in reading.engines.items()
     }

@@ -153,7 +153,7 @@ def _is_not_kv(s: Situation) -> bool:
     if s.inferred > 0 or (s.signals.kv_usage_max_ratio or 0.0) >= s.thresholds.kv_full:
         return False  # full in the last minute: no need to look further back
     since = s.t - s.thresholds.light_for - s.thresholds.window
-    start = s.history.start_of(since)
+    start = s.history.window_start(since)
     highest = s.history.highest("kv_usage", start)
     if highest is None or highest >= s.thresholds.kv_full:
         return False
@@ -183,9 +183,9 @@ def _preempts_lately(s: Situation, current: bool) -> bool:
         return False
     if ago <= s.thresholds.light_for or not current:
         return ago <= s.thresholds.light_for
-    before = s.history.start_of(s.t - ago - s.thresholds.light_for / 2)
+    before = s.history.window_start(s.t - ago - s.thresholds.light_for / 2)
     counted = s.history.columns["preemptions"]
-    earlier = counted[before] - counted[s.history.start_of(s.t - s.thresholds.long_window)]
+    earlier = counted[before] - counted[s.history.window_start(s.t - s.thresholds.long_window)]
     return ago <= 2 * s.thresholds.light_for and 0 < earlier <= _ONE_BY_ONE
 
 

@@ -24,7 +24,7 @@ def kv_pressure_rising(s: Situation, current: bool) -> tuple[Evidence, ...] | No
     horizon = s.thresholds.pressure_horizon * (1.5 if current else 1.0)
     if seconds > horizon or usage < s.thresholds.pressure_kv:
         return None
-    then = s.history.columns["kv_usage"][s.history.start_of(s.t - s.thresholds.window)]
+    then = s.history.columns["kv_usage"][s.history.window_start(s.t - s.thresholds.window)]
     if usage - then < _PRESSURE_RISE / (2 if current else 1) or _grows_by_prefill(s, usage - then):
         return None
     return some(("kv_seconds_to_full", seconds, horizon), ("kv_usage_ratio", usage))
@@ -35,7 +35,7 @@ def _grows_by_prefill(s: Situation, growth: float) -> bool:
 
     A prompt is counted with its first output; what grows beyond all that was counted is not done yet.
     """
-    start = s.history.start_of(s.t - s.thresholds.window)
+    start = s.history.window_start(s.t - s.thresholds.window)
     counted = [s.history.increase(name, start) for name in ("generation_tokens", "prompt_tokens")]
     if None in counted:
         return False
@@ -50,7 +50,7 @@ def kv_held_no_requests(s: Situation, _current: bool) -> tuple[Evidence, ...] | 
     since = s.t - s.history.worked_at
     if since < after or s.running != 0 or s.waiting != 0:
         return None
-    start = s.history.start_of(s.t - s.thresholds.held_after)
+    start = s.history.window_start(s.t - s.thresholds.held_after)
     if s.history.share("kv_usage", start, s.thresholds.held_kv) != 1:
         return None
     return some(
@@ -80,7 +80,7 @@ def decode_slow(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
 def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """Very long answers: tokens flow, nothing finishes, nothing waits."""
     after = s.thresholds.runaway_after
-    start = s.history.start_of(s.t - after)
+    start = s.history.window_start(s.t - after)
     running = s.history.mean("requests_running", start)
     generated = s.history.increase("generation_tokens", start)
     finished = s.history.increase("requests_finished", start)

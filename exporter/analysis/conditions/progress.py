@@ -35,7 +35,7 @@ def unfittable_request(s: Situation, _current: bool) -> tuple[Evidence, ...] | N
 def _nothing_gets_in(s: Situation) -> bool:
     if s.running is None or s.running > 0 or not s.waiting or not _progress_is_known(s):
         return False
-    start = s.history.start_of(s.t - s.thresholds.deadlock_after)
+    start = s.history.window_start(s.t - s.thresholds.deadlock_after)
     stood = (
         s.history.highest("requests_running", start) == 0
         and s.history.share("requests_waiting", start, 0.5) == 1

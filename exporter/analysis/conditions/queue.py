@@ -90,7 +90,7 @@ def _steps_are_full(s: Situation) -> tuple[Evidence, ...] | None:
     budget = s.number("max_num_batched_tokens")
     if budget is None:
         return None
-    start = s.history.start_of(s.t - s.thresholds.window)
+    start = s.history.window_start(s.t - s.thresholds.window)
     in_step = s.history.ratio("step_tokens", "engine_steps", start)
     prompts = s.history.ratio("prompt_tokens", "engine_steps", start)
     fullest = max(in_step or 0.0, prompts or 0.0)
@@ -101,7 +101,7 @@ def _steps_are_full(s: Situation) -> tuple[Evidence, ...] | None:
 
 def _only_prefill(s: Situation) -> tuple[Evidence, ...] | None:
     """No step puts out a token, and KV usage grows: whatever the budget, prompts take all of it."""
-    start = s.history.start_of(s.t - s.thresholds.queue_window)
+    start = s.history.window_start(s.t - s.thresholds.queue_window)
     usage = s.history.columns["kv_usage"]
     put_out = s.history.increase("generation_tokens", start)
     if put_out != 0 or not s.running or not usage[-1] > usage[start]:

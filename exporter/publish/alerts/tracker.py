@@ -259,11 +259,11 @@ def _numbers(found: _Found) -> Iterator[str]:
 def _fixes(found: _Found) -> Iterable[str]:
     """The best fixes; where no engine can be read any more, the candidates in the catalogue's order."""
     table = catalogue.load().fixes
-    ranked = [fix for engine in found.engines for fix in enumerate(engine.advised.fixes)]
+    ranked = [fix for engine in found.engines for fix in enumerate(engine.advice.fixes)]
     told: dict[str, str | None] = {}
     for _, advice in sorted(ranked, key=lambda one: one[0]):
         told.setdefault(advice.fix, advice.flag)
-    if not any(engine.advised.fixes or engine.advised.withheld for engine in found.engines):
+    if not any(engine.advice.fixes or engine.advice.rejected for engine in found.engines):
         told = {name: _bare(table[name].flag) for name in found.alert.entry.fixes}
     for rank, (name, flag) in enumerate(list(told.items())[:FIXES_SHOWN], start=1):
         yield fix_line(rank, table[name].title, flag)

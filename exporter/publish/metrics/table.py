@@ -293,7 +293,7 @@ class ReadingCollector(RowCollector):
         return [
             ("", self._whose(engine), "fix", advice.fix, float(rank))
             for engine in reading.engines.values()
-            for rank, advice in enumerate(engine.advised.fixes[:MOST_FIXES], start=1)
+            for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
         ]
 
     def _saturation(self, reading: TargetReading) -> Samples:

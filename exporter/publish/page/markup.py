@@ -15,7 +15,7 @@ from urllib.parse import quote
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.engine import EngineReading
-from exporter.analysis.fixes import Advice
+from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.verdicts import HEALTHY
 from exporter.analysis.words import number
@@ -405,7 +405,7 @@ def _engine(view: View, index: int, target: TargetView, name: str, engine: Engin
     )
     yield f'<p class="lead">{esc(entry.summary)}</p>{"" if told else _impact(entry)}</div>{old}'
     yield _tiles(engine)
-    left = [*(() if told else _why(engine, entry)), *_fixes(engine.advised.fixes)]
+    left = [*(() if told else _why(engine, entry)), *_fixes(engine.advice.fixes)]
     yield f'<div class="columns{"" if left else " one"}"><div>'
     yield from left
     yield "</div><div>"
@@ -414,9 +414,9 @@ def _engine(view: View, index: int, target: TargetView, name: str, engine: Engin
         yield from _charts(index, target, name, engine, track)
         yield from _changes(view, track)
     yield "</div><div>"
-    if engine.advised.withheld:
+    if engine.advice.rejected:
         yield "<h3>What will not help</h3>"
-        yield not_help((each.fix, each.reason) for each in engine.advised.withheld)
+        yield not_help((each.fix, each.reason) for each in engine.advice.rejected)
     yield "</div></div>"
     if not told:
         yield from confirm(entry.confirm)
@@ -438,7 +438,7 @@ def _old(view: View, target: TargetView, engine: EngineReading) -> str:
 
 def _tiles(engine: EngineReading) -> str:
     known = engine.signals.known()
-    seats = engine.limits.number("max_num_seqs")
+    seats = engine.server_facts.number("max_num_seqs")
     tiles = (
         ("KV cache", "kv_usage_ratio", _beside("peak", "kv_usage_max_ratio", known)),
         ("Running", "requests_running", f"of {short('seats', seats)} seats" if seats else ""),
@@ -497,7 +497,7 @@ def _why(engine: EngineReading, entry: Verdict) -> Iterator[str]:
         yield "</ul>"
 
 
-def _fixes(fixes: Sequence[Advice]) -> Iterator[str]:
+def _fixes(fixes: Sequence[FixAdvice]) -> Iterator[str]:
     if not fixes:
         return
     yield '<h3>What to change, best first</h3><ol class="fixes">'
@@ -510,7 +510,7 @@ def _fixes(fixes: Sequence[Advice]) -> Iterator[str]:
         yield "</ol></details>"
 
 
-def _fix(advice: Advice) -> str:
+def _fix(advice: FixAdvice) -> str:
     fix = catalogue.load().fixes[advice.fix]
     enough = {True: "suffices alone", False: "not enough alone", None: ""}[advice.suffices]
     tags = [tag for tag in (enough, "" if advice.gain is None else f"gain {advice.gain:.2f}x") if tag]
@@ -541,7 +541,7 @@ def _charts(index: int, target: TargetView, name: str, engine: EngineReading, tr
     """The place that page.js draws in, with the same in words for whoever has no JavaScript."""
     start, max_age = target.timeline.start or 0.0, target.reading.max_age if target.reading else 0.0
     tail = json.dumps(track.as_object(start, TAIL), separators=(",", ":"))
-    seats = engine.limits.number("max_num_seqs")
+    seats = engine.server_facts.number("max_num_seqs")
     yield "<h3>The last ten minutes</h3>"
     yield (
         f'<div class="charts" data-drawn data-target="{index}" data-url="{escape(target.url)}"'
@@ -570,7 +570,7 @@ def _changes(view: View, track: Track) -> Iterator[str]:
 
 
 def _limits(engine: EngineReading) -> Iterator[str]:
-    limits, version = engine.limits, ".".join(map(str, engine.version))
+    limits, version = engine.server_facts, ".".join(map(str, engine.version))
     yield f"<details><summary>Known limits and where they come from ({len(limits.facts)})</summary>"
     yield f"<p>vLLM {esc(version)} or newer, by the names it prints.</p>" if version else ""
     yield "<table><thead><tr><th scope='col'>Limit</th><th scope='col' class='n'>Value</th>"
