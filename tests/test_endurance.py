@@ -17,7 +17,8 @@ from exporter.config import AnalysisConfig
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.page.timeline import POINTS, Timeline
-from exporter.runtime.poller import Pace, Watcher
+from exporter.runtime.pace import Pace
+from exporter.runtime.poller import Watcher
 from exporter.vllm.client import Answer
 
 DAY = 86_400

@@ -23,7 +23,8 @@ from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.publish.terminal import Paint, coloured, headline, plain, report
 from exporter.runtime import loop
-from exporter.runtime.poller import Pace, PollOutcome, Watcher
+from exporter.runtime.pace import Pace
+from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.simulation import worker
 from exporter.simulation.from_status import Present, PresentError, present_of
 from exporter.simulation.whatif import Forecast

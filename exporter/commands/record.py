@@ -16,7 +16,8 @@ from exporter.commands._outcome import FAILED, OK, CommandError, reason
 from exporter.commands._progress import StatusLine
 from exporter.config import Config, add_flags
 from exporter.runtime import loop
-from exporter.runtime.poller import Pace, PollOutcome, Watcher
+from exporter.runtime.pace import Pace
+from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.runtime.signals import stop_signal
 from exporter.vllm import prober
 from exporter.vllm.client import MetricsClient

@@ -78,16 +78,21 @@ class Source(Protocol):
     """Where targets come from.
 
     Attributes:
-        name: what kind of source it is.
-        every: seconds between looks for changes, None where nothing ever changes.
+        name: its kind.
+        config: its configuration; two sources with equal ones are the same.
+        every: seconds between looks for changes, None if nothing ever changes.
         targets: those known.
-        failures: looks that brought nothing.
+        failures: looks that failed.
     """
 
     name: SourceName
     every: float | None
     targets: Sequence[Target]
     failures: int
+
+    @property
+    def config(self) -> object:
+        """As above."""
 
     async def look(self) -> None:
         """Look for changes; raises nothing but CancelledError."""
@@ -102,6 +107,7 @@ class StaticSource:
     failures = 0
 
     def __init__(self, targets: Sequence[TargetConfig], reserved: frozenset[str]) -> None:
+        self.config = targets
         tell = _Teller("configuration")
         self.targets: Sequence[Target] = tuple(
             Target(replace(config, labels={}), name_of(config), _clean(config.labels, reserved, tell))
@@ -179,7 +185,7 @@ class DnsSource:
         self.every: float | None = config.refresh
         self.targets: Sequence[Target] = ()
         self.failures = 0
-        self._config = config
+        self.config = config
         self._labels = _clean(config.labels, reserved, _Teller(config.name))
         self._resolve = resolve
         self._asking: asyncio.Future[Sequence[str]] | None = None
@@ -201,22 +207,22 @@ class DnsSource:
                 self._fail(problem.strerror or "cannot be looked up")
         else:
             if self._trouble:
-                log.info("name is looked up again name=%s", self._config.name)
+                log.info("name is looked up again name=%s", self.config.name)
             self._trouble = ""
             self.targets = tuple(map(self._target, addresses))
 
     async def _addresses(self) -> Sequence[str]:
         # A look-up in a thread cannot be stopped: the next one waits for it instead of starting another.
         if self._asking is None or self._asking.done():
-            family = socket.AF_INET6 if self._config.type == "aaaa" else socket.AF_INET
-            self._asking = asyncio.ensure_future(self._resolve(self._config.name, family))
+            family = socket.AF_INET6 if self.config.type == "aaaa" else socket.AF_INET
+            self._asking = asyncio.ensure_future(self._resolve(self.config.name, family))
         done, _ = await asyncio.wait({self._asking}, timeout=LOOK_UP_SECONDS)
         if not done:
             raise TimeoutError
         return self._asking.result()
 
     def _target(self, address: str) -> Target:
-        config = self._config
+        config = self.config
         host = f"[{address}]" if ":" in address else address
         target = config.target(f"{config.scheme}://{host}:{config.port}{config.path}")
         if config.scheme == "https" and target.tls.server_name is None:
@@ -226,7 +232,7 @@ class DnsSource:
     def _fail(self, trouble: str) -> None:
         self.failures += 1
         if trouble != self._trouble:
-            log.warning("name cannot be looked up name=%s problem=%r", self._config.name, trouble)
+            log.warning("name cannot be looked up name=%s problem=%r", self.config.name, trouble)
         self._trouble = trouble
 
 
@@ -261,7 +267,7 @@ class FileSource:
         self.every: float | None = config.refresh
         self.targets: Sequence[Target] = ()
         self.failures = 0
-        self._config = config
+        self.config = config
         self._reserved = reserved
         self._files: dict[str, _File] = {}
         self._tell = _Teller("file_sd")
@@ -281,7 +287,7 @@ class FileSource:
         self.targets = tuple(target for file in files.values() for target in file.targets)
 
     def _read_all(self, known: Mapping[str, _File]) -> dict[str, _File]:
-        paths = sorted({path for pattern in self._config.files for path in glob.glob(pattern)})  # noqa: PTH207
+        paths = sorted({path for pattern in self.config.files for path in glob.glob(pattern)})  # noqa: PTH207
         return {path: self._read(path, known.get(path, _File())) for path in paths}
 
     def _read(self, path: str, known: _File) -> _File:
@@ -306,7 +312,7 @@ class FileSource:
                 if url is None:
                     self._tell("target: expected host:port, or a port that is a number, got something else")
                     continue
-                config = self._config.target(url)
+                config = self.config.target(url)
                 yield Target(config, name_of(config), labels, self.name)
 
 

@@ -1,15 +1,15 @@
-"""The targets that are watched: started when they are found, stopped when they are gone.
+"""The targets that are watched: started when they are discovered, stopped when they disappear.
 
-A target that was gone and comes back is a new one: its counters begin at zero, and nothing that was
-remembered of its namesake counts. An address in a cluster is soon given to another pod, and a counter that
-begins anew is what every `rate()` copes with; one that goes on for somebody else is a lie.
+A target that disappears and returns is a new one: its counters begin at zero. An address in a cluster is soon
+given to another pod; every `rate()` copes with a counter that restarts, but a counter that goes on for
+another pod is wrong.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -20,36 +20,33 @@ from exporter.publish.alerts.push import Notifier, TargetAlerts
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, ReadingCollector
 from exporter.publish.page.timeline import Timeline
+from exporter.runtime.clocks import Clocks
 from exporter.runtime.discovery import Labels, Source, Target, sources
-from exporter.runtime.poller import Among, Gate, Pace, PollOutcome, Watcher
+from exporter.runtime.pace import Gate, Pace, Place
+from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.vllm import series
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.prober import Prober
 
-__all__ = ["RESERVED", "Clocks", "Fleet", "Watched"]
+__all__ = ["RESERVED", "SECTIONS", "Fleet", "Watched"]
 
 log = logging.getLogger(__name__)
 
-# Labels that series have anyway; a group's label of the same name is left out.
+# Labels that series have anyway; a discovered label of the same name is dropped.
 RESERVED: Final = frozenset(
     {"target", "le", "quantile", *(label for row in (*METRICS, *EXPORTER_METRICS) for label in row.labels)}
 )
 
 
+# The sections of the configuration that a fleet uses.
+SECTIONS: Final = ("targets", "targets_dns", "targets_file_sd", "engine", "poll", "analysis")
+
 _Key: TypeAlias = tuple[str, Labels]
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
-    """The time, as whoever runs the fleet has it: monotonic seconds, and unix seconds."""
-
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
 class _Settings:
-    """What all targets share. Where it changes, all of them begin anew."""
+    """The settings that all targets share. If one changes, all targets restart."""
 
     poll: PollConfig
     analysis: AnalysisConfig
@@ -67,12 +64,29 @@ class Watched:
         target: which one.
         url: its url without anything secret.
         reading: the last one, None before the first poll has ended.
-        pipeline, timeline, counts: what is remembered of it.
-        collector: shows its reading.
+        pipeline, timeline, counts: its history.
+        collector: exports its reading.
     """
 
-    def __init__(self, target: Target, config: Config, own: ExporterMetrics, clocks: Clocks) -> None:
-        """Put the parts together, without opening anything."""
+    def __init__(
+        self,
+        target: Target,
+        config: Config,
+        own: ExporterMetrics,
+        clocks: Clocks,
+        gate: Gate | None,
+        notifier: Notifier,
+    ) -> None:
+        """Put the parts together, without opening anything.
+
+        Args:
+            target: which one.
+            config: the configuration.
+            own: counts metrics that cannot be built.
+            clocks: the time.
+            gate: as `show` takes it.
+            notifier: as `show` takes it.
+        """
         self.target = target
         self.url = shown_url(target.config.url)
         self.reading: TargetReading | None = None
@@ -88,23 +102,32 @@ class Watched:
             self._client, self.pipeline, Pace(config.poll.interval), self._note, prober=self._prober
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._alerts: TargetAlerts | None = None
-        self.collector = self._collector(())
+        self.collector, self._alerts = self._shown(gate, notifier)
 
     @property
     def labels(self) -> Labels:
-        """What stands on its series where there are several targets."""
+        """The labels of its series if there are several targets."""
         return (("target", self.target.name), *self.target.labels)
 
     def show(self, gate: Gate | None, notifier: Notifier) -> None:
-        """Say whether it is one of several, who then share a gate, and whom its alerts are told."""
-        self._watcher.among = None if gate is None else Among(self.target.name, gate)
+        """Show the target as the only one or as one of several, and push its alerts elsewhere.
+
+        Args:
+            gate: shared by several targets; None for a target that is the only one.
+            notifier: gets its alerts from now on.
+        """
+        self._alerts.end()
+        self.collector, self._alerts = self._shown(gate, notifier)
+
+    def _shown(self, gate: Gate | None, notifier: Notifier) -> tuple[ReadingCollector, TargetAlerts]:
+        self._watcher.place = None if gate is None else Place(self.target.name, gate)
         labels = () if gate is None else self.labels
         self.counts.label(labels)
-        self.collector = self._collector(labels)
-        if self._alerts is not None:
-            self._alerts.end()
-        self._alerts = notifier.target(dict(labels))
+        clocks = self._clocks
+        collector = ReadingCollector(
+            lambda: self.reading, clocks.monotonic, clocks.wall, self._own.collect_error, labels
+        )
+        return collector, notifier.target(dict(labels))
 
     def start(self) -> None:
         """Begin to poll."""
@@ -114,31 +137,23 @@ class Watched:
         """Stop polling and close the connections.
 
         Args:
-            gone: whether the target is to be watched no more, which ends its alerts, while the exporter
-                goes on.
+            gone: whether only this target ends, which ends its alerts, and not the whole exporter.
         """
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if gone and self._alerts is not None:
+        if gone:
             self._alerts.end()
         await self._client.close()
         await self._prober.close()
-
-    def _collector(self, labels: Iterable[tuple[str, str]]) -> ReadingCollector:
-        clocks = self._clocks
-        return ReadingCollector(
-            lambda: self.reading, clocks.monotonic, clocks.wall, self._own.collect_error, labels
-        )
 
     def _note(self, outcome: PollOutcome) -> None:
         self.reading = outcome.reading
         self.timeline.add(outcome.reading)
         self._count(outcome)
-        if self._alerts is not None:
-            self._alerts.note(outcome.reading)
+        self._alerts.note(outcome.reading)
 
     def _count(self, outcome: PollOutcome) -> None:
         answer, reading = outcome.answer, outcome.reading
@@ -153,10 +168,10 @@ class Watched:
 
 
 class Fleet:
-    """All targets, from all sources, as they come and go.
+    """All targets, from all sources, as they appear and disappear.
 
     Attributes:
-        changes: how many came or went so far.
+        changes: how many appeared or disappeared so far.
     """
 
     def __init__(
@@ -170,11 +185,11 @@ class Fleet:
         """Put the parts together, without opening anything.
 
         Args:
-            config: whose targets.
-            own: counts polls and targets.
+            config: the configuration.
+            own: counts targets.
             notifier: gets their alerts.
             clocks: the time.
-            find: gives the sources of a configuration.
+            find: returns the sources of a configuration.
         """
         self._config = config
         self._own = own
@@ -187,12 +202,12 @@ class Fleet:
         self._following: dict[Source, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._running = False
-        self._told = (0, 0)
+        self._left_out = (0, 0)
         self.changes = 0
         self._reconcile()
 
     def __iter__(self) -> Iterator[Watched]:
-        """Those watched, in the order in which they were found."""
+        """The watched targets, in the order in which they were discovered."""
         return iter(list(self._watched.values()))
 
     def __len__(self) -> int:
@@ -200,18 +215,18 @@ class Fleet:
 
     @property
     def several(self) -> bool:
-        """Whether there may be more targets than one, so that labels tell them apart."""
+        """Whether there may be more than one target, so that series need labels."""
         return self._gate is not None
 
     def start(self) -> None:
-        """Begin to look for targets, and to poll them."""
+        """Begin to discover targets and to poll them."""
         self._running = True
         for watched in self:
             watched.start()
         self._follow()
 
     async def stop(self) -> None:
-        """Stop to look for targets and to poll; what is known of them stays."""
+        """Stop discovering and polling; the last readings stay."""
         self._running = False
         for task in self._following.values():
             task.cancel()
@@ -220,19 +235,19 @@ class Fleet:
         await asyncio.gather(*self._ending, *(watched.stop(gone=False) for watched in self))
 
     async def reload(self, config: Config, notifier: Notifier) -> None:
-        """Go on with another configuration. What is not changed by it goes on as it was.
+        """Go on with another configuration. Targets that it does not change keep their history.
 
         Args:
             config: the new one.
             notifier: gets the alerts from now on.
         """
-        found = self._merged(self._find(config), config)
-        # A source that is new has no targets yet: to go on without them would end those that stay.
-        await asyncio.gather(*(source.look() for source in found if source not in self._following))
+        sources = self._merged(self._find(config))
+        # A new source has no targets yet: going on without them would end those that stay.
+        await asyncio.gather(*(source.look() for source in sources if source not in self._following))
         if not self._running:
             return
         before, again = self._config, notifier is not self._notifier
-        self._config, self._notifier, self._sources = config, notifier, found
+        self._config, self._notifier, self._sources = config, notifier, sources
         kept = dict(self._watched) if _Settings.of(before) == _Settings.of(config) else {}
         if before.is_single != config.is_single or before.poll.concurrency != config.poll.concurrency:
             self._gate, again = (None if config.is_single else Gate(config.poll.concurrency)), True
@@ -244,28 +259,26 @@ class Fleet:
         self._reconcile()
         self._follow()
 
-    def _merged(self, found: Sequence[Source], config: Config) -> Sequence[Source]:
-        """The new sources, with the old ones in place of those that are the same."""
-        before = self._config
-        old = [*before.targets_dns, *before.targets_file_sd]
-        new = [*config.targets_dns, *config.targets_file_sd]
-        known = {id(one): source for one, source in zip(old, self._discovering(self._sources), strict=True)}
-        merged = [source for source in found if source.every is None]
-        for one, source in zip(new, self._discovering(found), strict=True):
-            same = next((other for other in old if other == one and id(other) in known), None)
-            merged.append(source if same is None else known.pop(id(same)))
+    def _merged(self, sources: Sequence[Source]) -> Sequence[Source]:
+        """The new sources; an old one stays in place of a new one with the same configuration.
+
+        The old one knows its targets already. Two entries of the file may be equal: each takes another one.
+        """
+        old = list(self._sources)
+        merged = []
+        for source in sources:
+            same = next((one for one in old if one.config == source.config), None)
+            if same is not None:
+                old.remove(same)
+            merged.append(same or source)
         return merged
 
-    @staticmethod
-    def _discovering(found: Sequence[Source]) -> Sequence[Source]:
-        return [source for source in found if source.every is not None]
-
     def _follow(self) -> None:
-        """Look for changes in every source, and no longer in those that are not ours any more."""
+        """Begin to follow the sources that are new, and stop following those that are gone."""
         for source in self._following.keys() - set(self._sources):
             self._following.pop(source).cancel()
-        for source in self._discovering(self._sources):
-            if source not in self._following:
+        for source in self._sources:
+            if source.every is not None and source not in self._following:
                 self._following[source] = asyncio.create_task(self._look(source))
 
     async def _look(self, source: Source) -> None:
@@ -273,12 +286,12 @@ class Fleet:
             try:
                 await source.look()
                 self._reconcile()
-            except Exception:  # a fault of ours must not end the looking
-                log.exception("targets could not be looked for source=%s", source.name)
+            except Exception:  # a fault of ours must not end the discovery
+                log.exception("cannot discover targets source=%s", source.name)
             await asyncio.sleep(source.every or 1.0)
 
     def _reconcile(self) -> None:
-        """Watch what is wanted and nothing else."""
+        """Watch the wanted targets and no others."""
         wanted = self._wanted()
         for key, watched in list(self._watched.items()):
             if key not in wanted or wanted[key] != watched.target:
@@ -299,40 +312,39 @@ class Fleet:
             self._own.targets, self._own.discovery_failures = {}, {}
 
     def _wanted(self) -> dict[_Key, Target]:
-        """All targets, each once; where they are too many those that are watched already go first."""
+        """All targets, each once; if they are too many, those that are watched already come first."""
         wanted: dict[_Key, Target] = {}
         doubled = 0
         for source in self._sources:
             for target in source.targets:
                 doubled += wanted.setdefault(target.key, target) != target
         most = self._config.poll.max_targets
-        self._tell_left_out(max(0, len(wanted) - most), doubled)
+        self._note_left_out(max(0, len(wanted) - most), doubled)
         if len(wanted) > most:
             first = sorted(wanted.values(), key=lambda target: target.key not in self._watched)
             wanted = {target.key: target for target in first[:most]}
         return wanted
 
-    def _tell_left_out(self, cut: int, doubled: int) -> None:
+    def _note_left_out(self, cut: int, doubled: int) -> None:
         self._own.left_out = cut + doubled
-        if cut and not self._told[0]:
+        if cut and not self._left_out[0]:
             most = self._config.poll.max_targets
-            log.warning("too many targets, some are not watched left_out=%d poll.max_targets=%d", cut, most)
-        if doubled and not self._told[1]:
-            log.warning(
-                "targets with the same address and labels, one of each is watched left_out=%d", doubled
-            )
-        self._told = (cut, doubled)
+            log.warning("too many targets, ignoring some left_out=%d poll.max_targets=%d", cut, most)
+        if doubled and not self._left_out[1]:
+            log.warning("targets with the same address and labels, watching one of each left_out=%d", doubled)
+        self._left_out = (cut, doubled)
 
     def _begin(self, target: Target) -> None:
-        watched = self._watched[target.key] = Watched(target, self._config, self._own, self._clocks)
-        watched.show(self._gate, self._notifier)
+        watched = self._watched[target.key] = Watched(
+            target, self._config, self._own, self._clocks, self._gate, self._notifier
+        )
         self.changes += 1
         if self._running:
             log.info("target found target=%s source=%s", target.name, target.source)
             watched.start()
 
     def _end(self, key: _Key) -> None:
-        """Forget a target at once; its connections are closed by and by."""
+        """Forget a target at once; its connections are closed in a task."""
         watched = self._watched.pop(key)
         self.changes += 1
         log.info("target gone target=%s source=%s", watched.target.name, watched.target.source)

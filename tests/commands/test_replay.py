@@ -164,7 +164,7 @@ def test_a_file_that_is_cut_off_is_read_to_where_it_is(run, tmp_path, form):
     status, out, err = run("replay", path, "--format", form)
     assert status == 1
     (line,) = err.splitlines()
-    number = int(re.search(r"line (\d+): wanted the rest of the gzip file", line)[1])
+    number = int(re.search(r"line (\d+): expected the rest of the gzip file", line)[1])
     assert line.startswith(f"vllm-preemption-exporter: {path}: line ")
     assert len(out.splitlines()) == number - 2
 

@@ -266,7 +266,7 @@ def test_an_unknown_engine_is_no_question(watched):
 def test_a_forecast_that_takes_too_long_is_ended(watched, monkeypatch):
     """504 after the time limit; the process is gone, and the next question is answered."""
     _, sidecar = watched
-    own = forecasts.Forecasts(sidecar.status, WhatIfConfig(time_limit=0.05))
+    own = forecasts.Forecasts(sidecar.views.status_of_one, WhatIfConfig(time_limit=0.05))
     answer = asyncio.run(own._answer(None))
     assert answer.status == 504
     assert "whatif.time_limit" in json.loads(answer.body)["error"]

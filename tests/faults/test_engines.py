@@ -8,7 +8,8 @@ from support import bodies
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
-from exporter.runtime.poller import Pace, Watcher
+from exporter.runtime.pace import Pace
+from exporter.runtime.poller import Watcher
 from exporter.vllm.client import Answer
 
 # Against the running program, with time-outs to wait for: a minute together.

@@ -158,9 +158,9 @@ MISLEADING = {
 # The program at one pace whatever answers cost: how it slows down is told by tests/runtime/test_poller.py.
 PROGRAM = """\
 import sys
-import exporter.runtime.poller
+import exporter.runtime.pace
 from exporter.cli import main
-exporter.runtime.poller.DEAREST_SHARE = 1e9
+exporter.runtime.pace.MOST_SHARE = 1e9
 sys.exit(main())
 """
 COUNTING = re.compile(r"^(\w+_(?:total|count|sum|bucket)(?:\{.*\})?) (\S+)$", re.MULTILINE)

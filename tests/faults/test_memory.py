@@ -19,9 +19,9 @@ NAME = b"vllm:num_requests_running"
 # Not slowed down by what answers cost: as many of them as can be, with nothing in between.
 PROGRAM = """\
 import sys
-import exporter.runtime.poller
+import exporter.runtime.pace
 from exporter.cli import main
-exporter.runtime.poller.DEAREST_SHARE = 1e9
+exporter.runtime.pace.MOST_SHARE = 1e9
 sys.exit(main())
 """
 

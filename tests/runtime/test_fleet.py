@@ -34,7 +34,7 @@ from exporter.publish.metrics.scrape import Scrape
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, PREFIX, ReadingCollector
 from exporter.runtime.fleet import RESERVED
-from exporter.runtime.poller import Gate, Pace, phase
+from exporter.runtime.pace import phase
 from exporter.runtime.sidecar import Sidecar
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -470,13 +470,6 @@ def test_servers_that_are_gone_do_not_hold_up_the_others():
     assert asyncio.run(scenario()) >= 7
 
 
-def test_the_doubtful_have_a_quarter_of_the_gate():
-    """And at least one place."""
-    assert Gate(8).of(good=False)._value == 2
-    assert Gate(1).of(good=False)._value == 1
-    assert Gate(8).of(good=True)._value == 8
-
-
 # Alerts, page, state
 
 
@@ -585,8 +578,8 @@ def test_a_forecast_asks_for_one_of_several_targets():
     async def scenario():
         async with running(config("http://127.0.0.1:9/metrics", "http://127.0.0.1:7/metrics")) as (s, _):
             with pytest.raises(LookupError, match=r"\?target=HOST:PORT, one of 2"):
-                s._status_of_one()
-            return s._status_of_one("127.0.0.1:7")["targets"][0]["url"]
+                s.views.status_of_one()
+            return s.views.status_of_one("127.0.0.1:7")["targets"][0]["url"]
 
     assert asyncio.run(scenario()) == "http://127.0.0.1:7/metrics"
 
@@ -600,16 +593,6 @@ def test_engines_of_hundreds_of_targets_are_remembered_as_one_text(monkeypatch):
     assert series._KNOWN_LIMIT == 20_000
     series.expect(1000)
     assert series._KNOWN_LIMIT == 100_000
-
-
-def test_a_pace_is_the_targets_own():
-    """One that answers slowly is asked less often; nobody else is."""
-    slow, fast = Pace(1.0), Pace(1.0)
-    start = 0.0
-    for _ in range(20):
-        start = slow.after(start, start + 0.5, 0.5, good=True)
-        fast.after(start, start, 0.01, good=True)
-    assert (slow.interval, fast.interval) == (5.0, 1.0)
 
 
 def test_bodies_of_many_engines_are_fine_too():

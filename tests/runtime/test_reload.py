@@ -7,20 +7,30 @@ import re
 import signal
 import urllib.error
 import urllib.request
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from support.process import ANYWHERE, FAST, PATIENCE, Command, until
 from support.servers import Server, recorded, servers
 from support.servers import until as sooner_or_later
 
-from exporter.config import AnalysisConfig, Config, ConfigError, DnsTargetsConfig, PollConfig, WebConfig
+from exporter.config import (
+    AnalysisConfig,
+    Config,
+    ConfigError,
+    DnsTargetsConfig,
+    PollConfig,
+    WebConfig,
+    WhatIfConfig,
+)
 from exporter.config import TargetConfig as Target
 from exporter.publish.alerts.push import Notifier
 from exporter.publish.metrics.self_metrics import ExporterMetrics
+from exporter.runtime.clocks import Clocks
 from exporter.runtime.discovery import DnsSource, StaticSource
-from exporter.runtime.fleet import Clocks, Fleet
-from exporter.runtime.sidecar import RELOAD, Sidecar
+from exporter.runtime.fleet import Fleet
+from exporter.runtime.reload import PATH as RELOAD
+from exporter.runtime.sidecar import Sidecar
 
 GOOD = "vllm_pressure_exporter_config_last_reload_successful"
 AT = "vllm_pressure_exporter_config_last_reload_success_timestamp_seconds"
@@ -108,7 +118,7 @@ def test_a_bad_file_keeps_the_old_configuration_and_says_so(tmp_path, two):
         assert command.metric(GOOD) == 1.0
         assert HIDDEN not in command.err + text
         assert command.stop()[0] == 0
-    assert command.err.count("configuration is not good, the old one is kept") == 2
+    assert command.err.count("invalid configuration, keeping the previous one") == 2
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
@@ -142,7 +152,7 @@ def test_the_listen_address_stays(tmp_path, two):
         write(path, two[0], more="web: {listen_address: '127.0.0.1:1'}\n")
         command.send(signal.SIGHUP)
         until(lambda: "configuration reloaded" in command.err, "the reload")
-        assert "web options are those of the start" in command.err
+        assert "changes to web options take effect after a restart" in command.err
         assert command.base() == base
         assert command.get("/-/healthy")
         assert command.stop()[0] == 0
@@ -239,7 +249,7 @@ def test_a_target_keeps_its_past_as_long_as_nothing_of_it_changes():
                 seen = [sidecar.watched]
                 for _ in range(4):
                     await sooner_or_later(lambda: all(w.reading for w in sidecar.watched), "polls")
-                    assert await sidecar.reload() == ()
+                    assert await sidecar.reloader.reload() == ()
                     seen.append(sidecar.watched)
             finally:
                 await sidecar.stop()
@@ -319,7 +329,7 @@ def test_a_fault_in_looking_does_not_end_it(caplog):
         await fleet.stop()
 
     asyncio.run(scenario())
-    assert sum("could not be looked for" in message for message in caplog.messages) == 2
+    assert sum("cannot discover targets" in message for message in caplog.messages) == 2
 
 
 def test_what_is_wrong_is_returned_and_logged_once_each(caplog):
@@ -327,12 +337,12 @@ def test_what_is_wrong_is_returned_and_logged_once_each(caplog):
 
     async def scenario():
         sidecar = Sidecar(config("http://127.0.0.1:9/metrics"), reloading(ConfigError(["a: bad", "b: bad"])))
-        return await sidecar.reload()
+        return await sidecar.reloader.reload()
 
     with caplog.at_level(logging.ERROR):
         assert asyncio.run(scenario()) == ("a: bad", "b: bad")
     assert [record.getMessage() for record in caplog.records] == [
-        "configuration is not good, the old one is kept problems='a: bad; b: bad'"
+        "invalid configuration, keeping the previous one problems='a: bad; b: bad'"
     ]
 
 
@@ -340,7 +350,7 @@ def test_without_a_file_there_is_nothing_to_reload():
     """The demo, for instance."""
 
     async def scenario():
-        return await Sidecar(config("http://127.0.0.1:9/metrics")).reload()
+        return await Sidecar(config("http://127.0.0.1:9/metrics")).reloader.reload()
 
     assert asyncio.run(scenario()) == ("there is nothing to reload",)
 
@@ -355,10 +365,37 @@ def test_a_reload_is_seen_in_the_state(tmp_path):
         )
         await sidecar.start()
         try:
-            await sidecar.reload()
-            return json.loads(await sidecar._status_text(None))
+            await sidecar.reloader.reload()
+            return json.loads(await sidecar.views.status())
         finally:
             await sidecar.stop()
 
     told = asyncio.run(scenario())
     assert [target["target"] for target in told["targets"]] == ["127.0.0.1:9", "127.0.0.1:7"]
+
+
+def test_every_section_has_a_user():
+    """A section that nobody uses at a reload would be reported as reloaded and have no effect."""
+
+    async def scenario():
+        users = Sidecar(config("http://127.0.0.1:9/metrics")).reloader.users
+        return {section for user in users for section in user.sections}
+
+    assert asyncio.run(scenario()) == {field.name for field in fields(Config)}
+
+
+def test_forecasts_obey_a_reload():
+    """The next forecast has the new limit."""
+    before = config("http://127.0.0.1:9/metrics")
+    after = replace(before, whatif=WhatIfConfig(seeds=7, time_limit=5.0))
+
+    async def scenario():
+        sidecar = Sidecar(before, reloading(after))
+        await sidecar.start()
+        try:
+            assert await sidecar.reloader.reload() == ()
+            return sidecar._forecasts.config
+        finally:
+            await sidecar.stop()
+
+    assert asyncio.run(scenario()) == after.whatif

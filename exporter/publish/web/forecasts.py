@@ -25,16 +25,16 @@ _HEADERS: Final = {"Cache-Control": "no-store"}
 class Forecasts:
     """Answers the question what each fix would do. Nothing runs while nobody asks."""
 
-    def __init__(self, status: Callable[..., Mapping[str, Any]], limits: WhatIfConfig) -> None:
+    def __init__(self, status: Callable[..., Mapping[str, Any]], config: WhatIfConfig) -> None:
         """Prepare.
 
         Args:
             status: the state now, with what was asked of the engines; of the target of a name where one is
                 asked for. May raise LookupError.
-            limits: thresholds, and how long a forecast may take.
+            config: thresholds, and how long a forecast may take.
         """
         self._status = status
-        self._limits = limits
+        self.config = config
         self._process: asyncio.subprocess.Process | None = None
         self._busy = False
 
@@ -57,9 +57,9 @@ class Forecasts:
             chosen, engine = choose_engine(told["targets"][0], name)
         except LookupError as problem:
             return _refused(404, str(problem))
-        limit = self._limits.time_limit
+        limit = self.config.time_limit
         try:
-            found = await asyncio.wait_for(self._ask(_question(chosen, engine, self._limits)), limit)
+            found = await asyncio.wait_for(self._ask(_question(chosen, engine, self.config)), limit)
         except TimeoutError:
             return _refused(504, f"the forecast took longer than {limit:g} s (whatif.time_limit)")
         if found is None:

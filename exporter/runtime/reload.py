@@ -1,0 +1,132 @@
+"""Another configuration without a restart: read again at SIGHUP or by HTTP, and handed to its users."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from exporter.config import Config, ConfigError
+
+__all__ = ["PATH", "Reloader", "Reloads", "User"]
+
+log = logging.getLogger(__name__)
+
+PATH: Final = "/-/reload"
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A part of the program and the sections of the configuration that it uses.
+
+    Attributes:
+        sections: fields of `Config`.
+        use: gets the new configuration when one of these sections has changed.
+    """
+
+    sections: tuple[str, ...]
+    use: Callable[[Config], Awaitable[None]]
+
+
+class Reloader:
+    """Reads the configuration again; an invalid one changes nothing.
+
+    Attributes:
+        config: the one in use.
+        users: which part uses which section, in the order in which they get a new configuration.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[], Config] | None,
+        users: Sequence[User],
+        on_reload: Callable[[bool], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: the one in use.
+            load: reads the configuration again; without it nothing is ever reloaded.
+            users: every section must have one.
+            on_reload: called with the success of each reload.
+        """
+        self.config = config
+        self.users = users
+        self._load = load
+        self._on_reload = on_reload
+        self._lock = asyncio.Lock()
+        self._task: asyncio.Task[tuple[str, ...]] | None = None
+
+    async def reload(self) -> tuple[str, ...]:
+        """Read the configuration and go on with it.
+
+        Returns:
+            What is wrong with it; nothing if it is in use now.
+        """
+        async with self._lock:
+            if self._load is None:
+                return ("there is nothing to reload",)
+            self._task = asyncio.create_task(self._read(self._load))
+            await asyncio.wait([self._task])
+            return ("the exporter is stopping",) if self._task.cancelled() else self._task.result()
+
+    async def answer(self, _request: web.Request) -> web.Response:
+        """Answer one request for a reload."""
+        if not self.config.web.enable_lifecycle:
+            return web.Response(status=403, text="Lifecycle API is not enabled (--web.enable-lifecycle).\n")
+        problems = await self.reload()
+        if problems:
+            lines = "".join(f"  {problem}\n" for problem in problems)
+            return web.Response(status=500, text=f"failed to reload the configuration:\n{lines}")
+        return web.Response()
+
+    async def stop(self) -> None:
+        """Reload no more; a reload under way is cancelled, for it may hang while it reads."""
+        self._load = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _read(self, load: Callable[[], Config]) -> tuple[str, ...]:
+        try:
+            config = await asyncio.get_running_loop().run_in_executor(None, load)
+        except ConfigError as problem:
+            self._on_reload(False)
+            problems = "; ".join(problem.problems)
+            log.error("invalid configuration, keeping the previous one problems=%r", problems)  # noqa: TRY400
+            return problem.problems
+        before, self.config = self.config, config
+        for user in self.users:
+            if any(getattr(config, section) != getattr(before, section) for section in user.sections):
+                await user.use(config)
+        self._on_reload(True)
+        return ()
+
+
+class Reloads:
+    """Reloads at each SIGHUP; signals that arrive during a reload, or before the start, cause one reload."""
+
+    def __init__(self, reload: Callable[[], Awaitable[object]]) -> None:
+        self._reload = reload
+        self._due = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._due.set)
+
+    def begin(self) -> None:
+        """Reload from now on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            await self._reload()
+
+    def close(self) -> None:
+        """Reload no more."""
+        if self._task is not None:
+            self._task.cancel()
