@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
         missing = [name for name in _COLUMNS if not rows or rows[0].get(name) is None]
         if missing:
             raise UsageError(
-                f"{options.runs}: wanted a row with the columns {', '.join(_COLUMNS)}; "
+                f"{options.runs}: expected a row with the columns {', '.join(_COLUMNS)}; "
                 f"{missing[0]} is missing"
             )
         for line in _table(workload, rows):

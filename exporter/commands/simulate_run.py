@@ -107,7 +107,7 @@ def _fields(text: str) -> tuple[str, ...]:
     known = [field.name for field in fields(Result)]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise argparse.ArgumentTypeError(f"wanted some of {', '.join(known)}; got {unknown[0]!r}")
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}; got {unknown[0]!r}")
     return names
 
 

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
         print("\n".join(_table()))
         return OK
     if options.replicas < 1:
-        raise UsageError(f"--replicas: wanted at least 1, got {options.replicas}")
+        raise UsageError(f"--replicas: expected at least 1, got {options.replicas}")
     loop.run(_serve(options))
     return OK
 

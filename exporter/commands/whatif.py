@@ -91,7 +91,7 @@ def _lengths(text: str) -> Lengths:
     match = _RANGE.fullmatch(text)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
-        raise argparse.ArgumentTypeError(f"wanted N or LEAST-MOST tokens, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected N or LEAST-MOST tokens, got {text!r}")
     return Lengths.between(least, most)
 
 
@@ -117,13 +117,13 @@ def run(options: argparse.Namespace, config: Config) -> int:
 def _forecast(options: argparse.Namespace, config: Config, name: str, present: Present) -> str:
     """Simulate, and return the table or the JSON."""
     if options.jobs is not None and options.jobs < 1:
-        raise ValueError(f"--jobs: wanted at least 1, got {options.jobs}")
+        raise ValueError(f"--jobs: expected at least 1, got {options.jobs}")
     if options.observed is not None:
         present = replace(present, per_minute=options.observed)
     span = None
     if options.duration is not None:
         if not options.duration > 0:
-            raise ValueError(f"--duration: wanted seconds above 0, got {options.duration:g}")
+            raise ValueError(f"--duration: expected seconds above 0, got {options.duration:g}")
         span = horizon(present.load, present.engine)[0], options.duration
     with progress_bar(sys.stderr) as progress:
         result = worker.foretell(
@@ -172,7 +172,7 @@ def _status_of_exporter(url: str) -> Mapping[str, Any]:
     except (requests.RequestException, ValueError, LookupError, TypeError) as problem:
         cause = "refused" if isinstance(problem, requests.ConnectionError) else "not the API of an exporter"
         raise PresentError(
-            f"{shown}: {cause}; wanted a running exporter (for a vLLM server use check --what-if)"
+            f"{shown}: {cause}; expected a running exporter (for a vLLM server use check --what-if)"
         ) from problem
     if len(targets) > 1:
         raise PresentError(f"{shown}: polls {len(targets)} servers; expected one of them, ?target=HOST:PORT")
@@ -206,7 +206,7 @@ def _status_of_recording(path: Path, at: float | None, config: Config) -> Mappin
 def _described(options: argparse.Namespace, requests_given: tuple[Request, ...]) -> Present:
     """Return the load and the engine that flags describe, or flags and a file of requests."""
     if "num_gpu_blocks" not in vars(options):
-        raise PresentError("wanted --num-gpu-blocks: the size of the pool is unknown without a server")
+        raise PresentError("missing --num-gpu-blocks: without a server the size of the pool is unknown")
     engine = Engine(**engine_changes(options))
     load = _load(options, requests_given)
     return Present(load, engine, None, (), f"{asked(load)}; {settings(engine)}")
@@ -215,13 +215,13 @@ def _described(options: argparse.Namespace, requests_given: tuple[Request, ...])
 def _load(options: argparse.Namespace, given: tuple[Request, ...]) -> Load:
     if given and options.rate is None and options.clients is None:
         if any(request.arrival is None for request in given):
-            raise PresentError("the requests have no arrival times: wanted --rate or --clients")
+            raise PresentError("the requests have no arrival times: pass --rate or --clients")
         return Load(trace=given)
     if given:
         prompts = Lengths(tuple((request.prompt_tokens, request.prompt_tokens, 1) for request in given))
         outputs = Lengths(tuple((request.output_tokens, request.output_tokens, 1) for request in given))
     elif options.prompt_tokens is None or options.output_tokens is None:
-        raise PresentError("wanted --prompt-tokens and --output-tokens, such as 50-400")
+        raise PresentError("missing --prompt-tokens and --output-tokens, such as 50-400")
     else:
         prompts, outputs = options.prompt_tokens, options.output_tokens
     return Load(

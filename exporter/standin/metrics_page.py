@@ -289,7 +289,7 @@ class MetricsPage:
 def _families(version: str) -> tuple[_Family, ...]:
     """Read the recorded page of a version."""
     if version not in VERSIONS:
-        raise ValueError(f"wanted one of the versions {', '.join(VERSIONS)}, got {version}")
+        raise ValueError(f"expected one of the versions {', '.join(VERSIONS)}, got {version}")
     packed = (resources.files("exporter") / "data" / f"vllm-{version}.txt.gz").read_bytes()
     families: list[_Family] = []
     for text in gzip.decompress(packed).decode().splitlines():

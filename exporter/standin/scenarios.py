@@ -191,37 +191,17 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "day": Scenario(
         "a day in two minutes: calm, rising, exhaustion, a fix, calm",
         (
-            Act(
-                "calm",
-                "the cache is large enough for this load: nothing to do",
-                20,
-                (1.2, 1.2),
-                server=Server(_SMALL),
-                down=3,
-            ),
+            Act("calm", "the cache is large enough for this load: nothing to do", 20, (1.2, 1.2),
+                server=Server(_SMALL), down=3),
             Act("rising", "more requests every second: KV usage climbs", 20, (1.2, 4.5)),
-            Act(
-                "exhaustion",
-                "more than the cache holds: running falls, waiting rises, work is done twice",
-                35,
-                (6.0, 6.0),
-            ),
-            Act(
-                "fix applied",
-                "restarted with --tensor-parallel-size 2: four times the KV cache, the same load",
-                25,
-                (6.0, 6.0),
-                server=Server(_TP2, gpus=2),
-                down=3,
-            ),
+            Act("exhaustion", "more than the cache holds: running falls, waiting rises, work is done twice",
+                35, (6.0, 6.0)),
+            Act("fix applied", "restarted with --tensor-parallel-size 2: four times the cache, the same load",
+                25, (6.0, 6.0), server=Server(_TP2, gpus=2), down=3),
             Act("calm again", "the evening: nothing to do", 20, (5.0, 1.0)),
         ),
-        {
-            "calm": "healthy",
-            "exhaustion": "preemption_thrash",
-            "fix applied": "healthy",
-            "calm again": "healthy",
-        },
+        {"calm": "healthy", "exhaustion": "preemption_thrash", "fix applied": "healthy",
+         "calm again": "healthy"},
     ),
     "calm": Scenario(
         "a server with room for its load",
@@ -230,69 +210,36 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     ),
     "storm": Scenario(
         "a preemption storm in a small pool",
-        (
-            Act(
-                "storm",
-                "48 clients on a cache for half of them: requests keep preempting each other",
-                600,
-                clients=48,
-                server=Server(_SMALL),
-            ),
-        ),
+        (Act("storm", "48 clients on a cache for half of them: requests keep preempting each other", 600,
+             clients=48, server=Server(_SMALL)),),
         {"storm": "preemption_thrash"},
     ),
     "queue": Scenario(
         "a queue that has nothing to do with the cache: all seats are taken",
-        (
-            Act(
-                "queue",
-                "24 clients for 8 seats, and KV hardly used: more cache would not help",
-                600,
-                clients=24,
-                server=Server(replace(_ROOMY, max_num_seqs=8)),
-            ),
-        ),
+        (Act("queue", "24 clients for 8 seats, and KV hardly used: more cache would not help", 600,
+             clients=24, server=Server(replace(_ROOMY, max_num_seqs=8))),),
         {"queue": "seat_bound"},
     ),
     "long-prompts": Scenario(
         "prompts so long that the head of the queue waits for KV at half usage",
-        (
-            Act(
-                "long prompts",
-                "each prompt needs over a third of the cache at once: one waits although a quarter is free",
-                600,
-                clients=5,
-                prompts=Lengths.between(22_000, 26_000),
-                outputs=Lengths.between(200, 600),
-                server=Server(
-                    replace(_ROOMY, num_gpu_blocks=4001, max_num_batched_tokens=8192, max_model_len=32_768)
-                ),
-            ),
-        ),
+        (Act("long prompts",
+             "each prompt needs over a third of the cache at once: one waits although a quarter is free",
+             600, clients=5, prompts=Lengths.between(22_000, 26_000), outputs=Lengths.between(200, 600),
+             server=Server(replace(_ROOMY, max_num_batched_tokens=8192, max_model_len=32_768))),),
         {"long prompts": "kv_bound"},
     ),
     "imbalance": Scenario(
         "two data-parallel engines, one with nearly all of the load",
-        (
-            Act(
-                "imbalance",
-                "engine 0 gets nine requests in ten: the fix is routing, not memory",
-                600,
-                (4.0, 4.0),
-                shares=(0.9, 0.1),
-                server=Server(replace(_ROOMY, num_gpu_blocks=2001), engines=2),
-            ),
-        ),
+        (Act("imbalance", "engine 0 gets nine requests in ten: the fix is routing, not memory", 600,
+             (4.0, 4.0), shares=(0.9, 0.1), server=Server(replace(_ROOMY, num_gpu_blocks=2001), engines=2)),),
         {"imbalance": "healthy"},
         "dp_imbalance",
     ),
     "restart": Scenario(
         "a server that dies every two minutes and comes back",
-        (
-            Act("up", "a healthy server", 60, (2.0, 2.0), server=Server(_ROOMY)),
-            Act("restarted", "down for 12 s, then a new process", 60, (2.0, 2.0), down=12),
-        ),
+        (Act("up", "a healthy server", 60, (2.0, 2.0), server=Server(_ROOMY)),
+         Act("restarted", "down for 12 s, then a new process", 60, (2.0, 2.0), down=12)),
         {"up": "healthy", "restarted": "healthy"},
         "restarted",
     ),
-}
+}  # fmt: skip

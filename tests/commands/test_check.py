@@ -1,4 +1,4 @@
-"""``check``: one shot at a server, a report, and an exit status that monitoring can use."""
+"""``check``: its report, its JSON, and its exit status for monitoring."""
 
 import json
 from dataclasses import replace
@@ -8,11 +8,12 @@ from support.real_recordings import EXHAUSTION, polls, replayed
 from support.servers import Server
 
 from exporter.analysis.catalogue import Severity
-from exporter.cli import main
 from exporter.commands import check
 from exporter.config import AnalysisConfig
 from exporter.publish.terminal import coloured, plain, report
 from exporter.runtime import loop
+
+pytestmark = pytest.mark.usefixtures("own_logging")
 
 
 @pytest.fixture(scope="module")
@@ -25,57 +26,44 @@ def storm():
     )
 
 
-def run(capsys, *arguments):
-    """The command's exit status, what it printed and what it complained of."""
-    status = main(["check", *arguments])
-    out, err = capsys.readouterr()
-    return status, out, err
-
-
-def test_a_calm_server_is_exit_status_0(capsys):
+def test_a_calm_server_is_exit_status_0(run):
     """An idle engine is healthy."""
     body = polls("0.26.0-calm")[0].body
     with Server(body) as upstream:
-        status, out, _ = run(capsys, upstream.url, "--for", "1s", "--poll.interval", "0.2")
+        status, out, _ = run("check", upstream.url, "--for", "1s", "--poll.interval", "0.2")
     assert status == 0
     assert "engine 0: healthy (none)" in out
     assert out.rstrip().endswith("--disable-access-log-for-endpoints /metrics")
 
 
-def test_nothing_that_answers_is_exit_status_3(capsys):
-    """Unknown, not good."""
-    status, out, _ = run(capsys, "http://127.0.0.1:9/metrics", "--for", "0.5s", "--poll.interval", "0.2")
+def test_a_server_that_refuses_is_exit_status_3(run):
+    """Unknown, not healthy."""
+    status, out, _ = run("check", "http://127.0.0.1:9/metrics", "--for", "0.5s", "--poll.interval", "0.2")
     assert status == 3
     assert "connection_refused" in out
 
 
-def test_a_server_without_statistics_is_exit_status_3_and_says_what_to_do(capsys):
-    """The metrics are missing, so nothing is known."""
+def test_a_server_without_statistics_is_exit_status_3(run):
+    """Without the metrics its state is unknown."""
     with Server(b"# TYPE python_info gauge\npython_info 1.0\n") as upstream:
-        status, out, _ = run(capsys, upstream.url, "--for", "0.5s", "--poll.interval", "0.2")
+        status, out, _ = run("check", upstream.url, "--for", "0.5s", "--poll.interval", "0.2")
     assert status == 3
     assert "metrics missing" in out
     assert "--disable-log-stats" in out
 
 
-def test_bad_usage_is_no_verdict(capsys):
-    """2 is critical for whoever reads the status; a slip in the command line is unknown."""
-    assert run(capsys, "http://127.0.0.1:9/metrics", "--for", "soon")[0] == 3
-    assert run(capsys, "no-url-at-all")[0] == 3
-
-
-def test_json_is_one_object(capsys):
+def test_json_is_one_object(run):
     """The same as in the API, with the exit status."""
     body = polls("0.26.0-calm")[0].body
     with Server(body) as upstream:
-        status, out, _ = run(capsys, upstream.url, "--for", "0.5s", "--json", "--poll.interval", "0.2")
-    shown = json.loads(out)
-    assert status == shown["exit_status"] == 0
-    assert shown["engines"]["0"]["verdict"] == "healthy"
+        status, out, _ = run("check", upstream.url, "--for", "0.5s", "--json", "--poll.interval", "0.2")
+    document = json.loads(out)
+    assert status == document["exit_status"] == 0
+    assert document["engines"]["0"]["verdict"] == "healthy"
 
 
 def test_a_storm_is_reported_with_evidence_and_ranked_flags(storm):
-    """What is the matter, why, what to change and what not."""
+    """What is wrong, why, what to change and what will not help."""
     text = "\n".join(report(storm))
     assert "preemption thrash (critical)" in text
     assert "preemptions_per_finished_request" in text
@@ -95,8 +83,8 @@ def test_colour_is_only_an_addition(storm):
     assert bare.replace("\x1b[0m", "") == "\n".join(report(storm, plain))
 
 
-def test_windows_shrink_to_the_time_there_is():
-    """In 12 s nothing can have lasted for a minute; long checks keep the usual windows."""
+def test_windows_shrink_to_the_time_of_the_check():
+    """In 12 s nothing can last for a minute; long checks keep the usual windows."""
     usual = AnalysisConfig()
     short = check.shrink_windows(usual, 12)
     assert short.stall_after == short.deadlock_after == short.queue_window == 9
@@ -111,7 +99,7 @@ def test_control_characters_of_the_server_are_inert(storm):
 
 
 def test_the_loop_ends_with_its_work():
-    """Whatever threads still look names up."""
+    """Even while threads still look up names."""
 
     async def work():
         return 7

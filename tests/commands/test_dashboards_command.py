@@ -1,4 +1,4 @@
-"""The command ``dashboards``: what it prints, and how it gets on with a Grafana."""
+"""``dashboards``: what it prints, and what it pushes to a Grafana."""
 
 import json
 import subprocess
@@ -24,10 +24,10 @@ class Grafana:
     """A server that takes dashboards as Grafana does.
 
     Attributes:
-        token: that it wants, empty for none.
+        token: that it expects, empty for none.
         folders: uid by title.
         dashboards: what was pushed, by uid, with the folder's uid.
-        says: status and JSON for every request in place of its own, None for its own.
+        says: status and body of every response in place of its own, None for its own.
     """
 
     def __init__(self, token: str = TOKEN) -> None:
@@ -134,7 +134,7 @@ def test_one_is_printed_as_it_is_committed(run, name):
 
 
 def test_runbooks_may_be_elsewhere(run):
-    """In every link."""
+    """Every link changes."""
     _, out, _ = run("print", "engine", "--runbook-base", "https://wiki.example/runbooks/")
     assert "https://wiki.example/runbooks/VllmPreemptionThrash.md" in out
     assert "github.com" not in out
@@ -155,36 +155,38 @@ def test_another_label_may_tell_servers_apart():
     assert "var-pod=" in text
 
 
-@pytest.mark.parametrize("label", ["", "a-b", "x{", '"'])
-def test_a_label_that_is_none_is_refused(label):
-    """Before anything of it gets into an expression."""
-    with pytest.raises(CommandError, match="--server-label: expected the name of a label"):
-        adapt("engine", server_label=label)
+def test_an_invalid_label_is_rejected():
+    """Before any of it gets into an expression."""
+    for label in ("", "a-b", "x{", '"'):
+        with pytest.raises(CommandError, match="--server-label: expected the name of a label"):
+            adapt("engine", server_label=label)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (("print",), "print needs one name: fleet, engine, exporter"),
-        (("print", "engine", "fleet"), "print needs one name"),
-        (("print", "gpu"), "unknown dashboard gpu"),
-        (("push",), "push needs --grafana URL"),
-        (("push", "--grafana", "grafana:3000"), "expected a URL such as http://grafana:3000"),
-        (("push", "--grafana", "file:///etc/passwd"), "expected a URL"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(run, arguments, complaint):
-    """With what was wanted."""
-    status, out, err = run(*arguments)
-    assert (status, out) == (1, "")
-    assert complaint in err
+REJECTED = {
+    ("print",): "print needs one name: fleet, engine, exporter",
+    ("print", "engine", "fleet"): "print needs one name",
+    ("print", "gpu"): "unknown dashboard gpu",
+    ("push",): "push needs --grafana URL",
+    ("push", "--grafana", "grafana:3000"): "expected a URL such as http://grafana:3000",
+    ("push", "--grafana", "file:///etc/passwd"): "expected a URL",
+}
+
+
+def test_options_that_make_no_sense_are_rejected(run):
+    """With what was expected."""
+    failures = []
+    for words, reason in REJECTED.items():
+        status, out, err = run(*words)
+        if (status, out) != (1, "") or reason not in err:
+            failures.append((words, status, out, err))
+    assert not failures
 
 
 # Pushed
 
 
-def test_all_are_pushed_into_a_folder_that_is_made(run, grafana):
-    """Without an id, for it would be that of another dashboard; the lines say where they are."""
+def test_all_are_pushed_into_a_new_folder(run, grafana):
+    """Without an id, which would be that of another dashboard; the lines have the URLs."""
     status, out, err = run("push", "--grafana", grafana.url, "--folder", "vLLM")
     assert (status, err) == (0, "")
     assert set(grafana.dashboards) == {f"vllm-pressure-{name}" for name in NAMES}
@@ -196,7 +198,7 @@ def test_all_are_pushed_into_a_folder_that_is_made(run, grafana):
         assert f"{grafana.url}/grafana/d/vllm-pressure-{name}/x" in out
 
 
-def test_a_folder_that_is_there_is_taken(run, grafana):
+def test_an_existing_folder_is_used(run, grafana):
     """By its title."""
     grafana.folders = {"Other": "f0", "vLLM": "abc"}
     run("push", "engine", "--grafana", grafana.url, "--folder", "vLLM")
@@ -211,7 +213,7 @@ def test_without_a_folder_they_go_to_the_general_one(run, grafana):
     assert not grafana.folders
 
 
-def test_what_is_there_is_replaced_only_when_told_so(run, grafana):
+def test_an_existing_dashboard_is_replaced_only_with_overwrite(run, grafana):
     """Somebody may have changed it."""
     run("push", "engine", "--grafana", grafana.url)
     status, out, err = run("push", "--grafana", grafana.url)
@@ -248,46 +250,47 @@ def test_a_password_in_the_url_is_used_and_not_shown(run, grafana, monkeypatch):
 
 
 def test_the_token_goes_before_what_a_netrc_says(run, grafana, monkeypatch, tmp_path):
-    """By itself requests would let the file win."""
+    """Without precautions, requests would prefer the file."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login somebody password else\n")
     monkeypatch.setenv("NETRC", str(netrc))
     assert run("push", "engine", "--grafana", grafana.url)[0] == 0
 
 
-@pytest.mark.parametrize(
-    ("says", "complaint"),
-    [
-        ((401, b"{}"), "rejects the token in GRAFANA_TOKEN"),
-        ((403, b'{"message": "no"}'), "it needs the role Editor"),
-        ((302, b""), "redirects to https://elsewhere.example/login; pass that address as --grafana"),
-        ((500, b'{"message": "database is locked"}'), "returned 500: database is locked"),
-        ((502, b"<html>"), "returned 502: Bad Gateway"),
-        ((404, b"[]"), "returned 404: Not Found"),
-        ((200, b"<html>Welcome"), "returned no JSON for /api/dashboards/db; is it the address of a Grafana?"),
-    ],
-)
-def test_a_refusal_is_told_in_words(run, grafana, says, complaint):
-    """What to do about it where that is known; a redirect is not followed, for the token is for one host."""
-    grafana.says = says
-    status, _, err = run("push", "engine", "--grafana", grafana.url)
-    assert (status, complaint in err) == (1, True), err
-    assert "secret" not in err
-    assert len(grafana.headers) == 1
+RESPONSES = {
+    (401, b"{}"): "rejects the token in GRAFANA_TOKEN",
+    (403, b'{"message": "no"}'): "it needs the role Editor",
+    (302, b""): "redirects to https://elsewhere.example/login; pass that address as --grafana",
+    (500, b'{"message": "database is locked"}'): "returned 500: database is locked",
+    (502, b"<html>"): "returned 502: Bad Gateway",
+    (404, b"[]"): "returned 404: Not Found",
+    (200, b"<html>Welcome"): "returned no JSON for /api/dashboards/db; is it the address of a Grafana?",
+}
 
 
-@pytest.mark.parametrize("token", ["PW\nSECRET", "PW SECRET", "PWSECRÉT"])
-def test_a_token_that_no_header_can_carry_is_no_traceback(run, grafana, monkeypatch, token):
-    """A file's content with a second line, for example."""
-    monkeypatch.setenv("GRAFANA_TOKEN", token)
-    status, out, err = run("push", "engine", "--grafana", grafana.url)
-    assert (status, "GRAFANA_TOKEN: expected visible ASCII characters" in err) == (1, True)
-    assert "PW" not in out + err
+def test_a_rejection_says_what_to_do(run, grafana):
+    """Where that is known. A redirect is not followed: the token is for one host."""
+    failures = []
+    for grafana.says, reason in RESPONSES.items():
+        status, _, err = run("push", "engine", "--grafana", grafana.url)
+        if status != 1 or reason not in err or "secret" in err:
+            failures.append((grafana.says, status, err))
+    assert not failures
+    assert len(grafana.headers) == len(RESPONSES)
+
+
+def test_a_token_that_no_header_can_carry_is_no_traceback(run, grafana, monkeypatch):
+    """The content of a file with a second line, for example."""
+    for token in ("PW\nSECRET", "PW SECRET", "PWSECRÉT"):
+        monkeypatch.setenv("GRAFANA_TOKEN", token)
+        status, out, err = run("push", "engine", "--grafana", grafana.url)
+        assert (status, "GRAFANA_TOKEN: expected visible ASCII characters" in err) == (1, True), err
+        assert "PW" not in out + err
     assert not grafana.headers
 
 
-def test_who_asks_without_a_name_is_told_how_to_give_one(run, grafana, monkeypatch):
-    """Nobody, and somebody with a wrong password."""
+def test_a_push_without_a_login_says_how_to_log_in(run, grafana, monkeypatch):
+    """Without any, and with a wrong password."""
     monkeypatch.delenv("GRAFANA_TOKEN")
     _, _, err = run("push", "engine", "--grafana", grafana.url)
     assert "needs a login: set GRAFANA_TOKEN" in err
@@ -296,18 +299,19 @@ def test_who_asks_without_a_name_is_told_how_to_give_one(run, grafana, monkeypat
     assert "wrong" not in err
 
 
-@pytest.mark.parametrize(
-    "answer", [b'{"message": "x"}', b'["x"]', b"[1]", b"[{}]", b'"x"', b"7", b"null", b"[]"]
-)
-def test_an_answer_that_is_none_of_grafana_s_is_no_traceback(run, grafana, answer):
-    """Something else that speaks JSON."""
-    grafana.says = (200, answer)
-    status, _, err = run("push", "engine", "--grafana", grafana.url, "--folder", "vLLM")
-    assert (status, "is it the address of a Grafana?" in err) == (1, True), err
+def test_json_that_is_not_grafanas_is_no_traceback(run, grafana):
+    """From something else that speaks JSON."""
+    failures = []
+    for body in (b'{"message": "x"}', b'["x"]', b"[1]", b"[{}]", b'"x"', b"7", b"null", b"[]"):
+        grafana.says = (200, body)
+        status, _, err = run("push", "engine", "--grafana", grafana.url, "--folder", "vLLM")
+        if status != 1 or "is it the address of a Grafana?" not in err:
+            failures.append((body, status, err))
+    assert not failures
 
 
-def test_a_grafana_that_is_not_there_is_told(run):
-    """Without a traceback, and without what the URL held."""
+def test_a_grafana_that_does_not_run_is_an_error(run):
+    """Without a traceback, and without the secrets of the URL."""
     port = free_port()
     status, _, err = run("push", "--grafana", f"http://admin:hunter2@127.0.0.1:{port}")
     assert status == 1
@@ -328,7 +332,7 @@ def test_the_wheel_has_them(tmp_path):
             packed = archive.read(f"exporter/data/dashboards/{name}.json")
             assert packed == (ROOT / "dashboards" / f"{name}.json").read_bytes()
         archive.extractall(tmp_path / "installed")
-    told = [sys.executable, "-c", "from exporter.cli import main; main(['dashboards', 'print', 'engine'])"]
+    command = [sys.executable, "-c", "from exporter.cli import main; main(['dashboards', 'print', 'engine'])"]
     environ = {"PYTHONPATH": str(tmp_path / "installed")}
-    done = subprocess.run(told, cwd=tmp_path, env=environ, check=True, capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True, timeout=60)
     assert json.loads(done.stdout) == document("engine")

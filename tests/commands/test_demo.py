@@ -14,7 +14,7 @@ from exporter.config import Config, PollConfig, WebConfig
 pytestmark = pytest.mark.usefixtures("own_logging")
 
 
-def test_the_demo_says_where_to_look_and_a_line_a_second(tmp_path):
+def test_the_demo_prints_urls_and_a_line_per_second(tmp_path):
     """Then it ends by itself."""
     arguments = ("demo", "--for", "3s", *ANYWHERE)
     with Command(tmp_path, *arguments) as command:
@@ -31,8 +31,8 @@ def test_the_demo_says_where_to_look_and_a_line_a_second(tmp_path):
     assert command.err == ""
 
 
-def test_the_demo_takes_another_port_where_the_usual_one_is_taken(tmp_path, monkeypatch):
-    """It must run beside an exporter; a port that was asked for is another matter."""
+def test_the_demo_uses_another_port_when_the_default_one_is_taken(tmp_path, monkeypatch):
+    """It must run beside an exporter; a configured port is not replaced."""
     lines: list[str] = []
     starts = []
     real = demo.Sidecar.start
@@ -50,7 +50,7 @@ def test_the_demo_takes_another_port_where_the_usual_one_is_taken(tmp_path, monk
 
 
 def test_the_demo_ends_at_once_on_ctrl_c(tmp_path):
-    """With status 0 and without a word."""
+    """With status 0 and without a message."""
     with Command(tmp_path, "demo", *ANYWHERE) as command:
         until(lambda: "Ctrl-C" in command.out, "the introduction")
         status, seconds = command.stop(signal.SIGINT)
@@ -58,7 +58,7 @@ def test_the_demo_ends_at_once_on_ctrl_c(tmp_path):
     assert seconds < 2.0
 
 
-def test_a_demo_whose_reader_has_left_is_no_error():
+def test_a_closed_pipe_is_no_error():
     """`demo | head` ends in silence, with everything closed."""
     done = shell('"$@" | head -1', "demo", *ANYWHERE)
     assert done.stdout.startswith("A simulated vLLM")
@@ -66,8 +66,8 @@ def test_a_demo_whose_reader_has_left_is_no_error():
 
 
 @pytest.mark.long
-def test_the_demo_tells_its_story_and_the_exporter_follows(monkeypatch):
-    """A storm, live: an act is announced, the verdict stands at the end of the lines."""
+def test_the_exporter_follows_the_scenario(monkeypatch):
+    """A storm, live: each act is announced, and lines end with the verdict."""
     lines: list[str] = []
     config = Config(web=WebConfig(listen_address="127.0.0.1:0"), poll=PollConfig(interval=0.25))
     asyncio.run(demo.show(config, lines.append, scenario="storm", seconds=7))
@@ -76,7 +76,7 @@ def test_the_demo_tells_its_story_and_the_exporter_follows(monkeypatch):
     assert lines[-1].endswith("preemption_thrash (critical)")
 
 
-def test_the_recorded_demo_is_still_there():
+def test_the_recorded_demo_starts():
     """By its name."""
     lines: list[str] = []
     config = Config(web=WebConfig(listen_address="127.0.0.1:0"))

@@ -26,7 +26,7 @@ def recorded_file(path) -> tuple[Header, list[Poll]]:
     return header, polls
 
 
-def test_a_recording_holds_what_the_server_answered(tmp_path):
+def test_a_recording_holds_the_responses(tmp_path):
     """Byte for byte, with times and errors; Ctrl-C keeps it."""
     path = tmp_path / "run.jsonl.gz"
     with (
@@ -76,8 +76,8 @@ def test_a_recording_can_be_anonymous(run, tmp_path):
     assert snapshot.values["kv_usage"] == 0.25
 
 
-def test_the_configured_target_is_recorded_where_no_url_is_given(run, tmp_path):
-    """With its token, and with what was told about it in the header."""
+def test_without_a_url_the_configured_target_is_recorded(run, tmp_path):
+    """With its token; its configured facts are in the header."""
     path, config = tmp_path / "run.jsonl", tmp_path / "config.yaml"
     with Server(BODY) as upstream:
         config.write_text(
@@ -91,7 +91,7 @@ def test_the_configured_target_is_recorded_where_no_url_is_given(run, tmp_path):
 
 
 def test_an_existing_file_is_not_overwritten(run, tmp_path):
-    """And nobody is asked anything in vain; `--force` overwrites."""
+    """And the server is not polled in vain; `--force` overwrites."""
     path = tmp_path / "run.jsonl"
     path.write_text("precious")
     with Server(BODY) as upstream:
@@ -107,14 +107,14 @@ def test_an_existing_file_is_not_overwritten(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "reason"),
     [("/dev/full", "no space left on device"), ("/nowhere/run.jsonl", "no such file or directory")],
 )
-def test_a_file_that_cannot_be_made_is_told(run, path, told):
+def test_a_file_that_cannot_be_created_is_an_error(run, path, reason):
     """In one line; status 1."""
     status, out, err = run("record", "http://127.0.0.1:9", "-o", path, "--force", *FAST)
     assert (status, out) == (1, "")
-    assert err == f"vllm-preemption-exporter: cannot write {path}: {told}\n"
+    assert err == f"vllm-preemption-exporter: cannot write {path}: {reason}\n"
 
 
 def test_a_disk_that_fills_up_ends_a_recording_and_keeps_it(tmp_path):
@@ -138,11 +138,11 @@ def test_a_disk_that_fills_up_ends_a_recording_and_keeps_it(tmp_path):
         assert isinstance(next(items), Header)
         assert next(items).body == upstream.body
         assert next(items).body == upstream.body
-        pytest.fail("wanted the limit to be reached")
+        pytest.fail("expected the limit to be reached")
 
 
-def test_a_server_that_never_answered_is_status_1(run, tmp_path):
-    """The errors are recorded all the same."""
+def test_a_server_that_never_responds_is_status_1(run, tmp_path):
+    """Its errors are recorded."""
     path = tmp_path / "run.jsonl"
     status, _, err = run("record", "http://127.0.0.1:9", "-o", path, "--for", "500ms", *FAST)
     assert status == 1
@@ -151,34 +151,34 @@ def test_a_server_that_never_answered_is_status_1(run, tmp_path):
 
 
 def test_a_recording_stopped_while_the_server_hangs_ends_at_once(tmp_path):
-    """Even before the first poll, in the middle of the questions for the header."""
+    """Even before the first poll, during the probes for the header."""
     path = tmp_path / "run.jsonl"
     with Server(recorded()) as upstream:
         upstream.mode = silent
         arguments = ("record", upstream.url, "-o", str(path), "--poll.timeout", "10s")
         with Command(tmp_path, *arguments) as command:
-            until(lambda: upstream.requests, "the first question")
+            until(lambda: upstream.requests, "the first probe")
             status, seconds = command.stop()
     assert status == 1
     assert seconds < 2.0
     assert recorded_file(path)[1] == []
 
 
-def test_a_recordings_header_holds_what_the_server_told(run, tmp_path, monkeypatch):
-    """So that a replay knows it too."""
+def test_a_recordings_header_holds_the_probes(run, tmp_path, monkeypatch):
+    """So that a replay has them too."""
 
-    async def ask(_client):
+    async def probes(_client):
         return {"/version": {"version": "0.26.0"}}
 
-    monkeypatch.setattr(prober, "header_of", ask)
+    monkeypatch.setattr(prober, "header_of", probes)
     path = tmp_path / "run.jsonl"
     with Server(BODY) as upstream:
         run("record", upstream.url, "-o", path, "--for", "500ms", *FAST)
     assert recorded_file(path)[0].probes == {"/version": {"version": "0.26.0"}}
 
 
-def test_a_url_says_which_of_several_servers_is_meant(run, tmp_path):
-    """With what the file tells of it."""
+def test_a_url_selects_one_of_several_servers(run, tmp_path):
+    """With the file's facts about it."""
     path, several = tmp_path / "run.jsonl", tmp_path / "several.yaml"
     with Server(BODY) as upstream:
         several.write_text(

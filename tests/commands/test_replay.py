@@ -85,7 +85,7 @@ def test_a_replay_has_the_right_values(replayed):
     assert replayed[real_recordings.TWO_ENGINES][-1]["engines"].keys() == {"0", "1"}
 
 
-def test_what_is_unknown_is_left_out(replayed):
+def test_unknown_signals_are_left_out(replayed):
     """A server that is refused at first has no engine; a rate needs two polls."""
     first = replayed[real_recordings.RESTART][0]
     assert first["engines"] == {}
@@ -93,7 +93,7 @@ def test_what_is_unknown_is_left_out(replayed):
     assert "preemptions_per_second" not in replayed[real_recordings.CALM][0]["engines"]["0"]["signals"]
 
 
-def test_replicas_are_told_apart_by_their_key(run, tmp_path):
+def test_replicas_have_different_keys(run, tmp_path):
     """As `REPLICA/0`."""
     body = bodies.body(bodies.engine(replica="r1", kv=0.1), bodies.engine(replica="r2", kv=0.2))
     path = write_recording(tmp_path / "f.jsonl", Poll(0.0, body))
@@ -101,8 +101,8 @@ def test_replicas_are_told_apart_by_their_key(run, tmp_path):
     assert one["engines"].keys() == {"r1/0", "r2/0"}
 
 
-def test_the_servers_answers_in_the_header_count(run, tmp_path):
-    """The longest request by `/v1/models` says how many fit; what the operator told goes before."""
+def test_probes_in_the_header_are_used(run, tmp_path):
+    """`max_model_len` of `/v1/models` limits the requests that fit; the configuration goes before it."""
     body = bodies.body(bodies.engine(kv=0.1, cache={"num_gpu_blocks": 101, "block_size": 16}))
     probed = {"/v1/models": {"max_model_len": 400}}
     for config, expected in (({}, 4.0), ({"max_model_len": 800}, 2.0)):
@@ -137,8 +137,8 @@ def test_the_text_of_several_engines_has_a_line_for_each(run):
     assert re.match(r"(.*s)  up  engine 0 ", lines[-2])[1] == re.match(r"(.*s)  up  engine 1 ", lines[-1])[1]
 
 
-def test_the_text_obeys_no_escape_sequence_of_a_label(run, tmp_path):
-    """A terminal would: a name is shown as what it is."""
+def test_escape_sequences_of_a_label_are_escaped(run, tmp_path):
+    """A terminal would interpret them."""
     body = b'vllm:num_requests_running{engine="\x1b[2J\xd0\xb6",model_name="m"} 3.0\n'
     path = write_recording(tmp_path / "f.jsonl", Poll(0.0, body), Poll(1.0, None, "\x1b]0;x\x07"))
     status, out, _ = run("replay", path)
@@ -148,7 +148,7 @@ def test_the_text_obeys_no_escape_sequence_of_a_label(run, tmp_path):
     assert r"engine \ufffd[2J\u0436~" in out
 
 
-def storm_file() -> bytes:
+def calm_lines() -> bytes:
     """The first polls of a recording, as plain text."""
     lines = gzip.decompress(
         (real_recordings.RECORDINGS / f"{real_recordings.CALM}.jsonl.gz").read_bytes()
@@ -157,10 +157,10 @@ def storm_file() -> bytes:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_file_that_is_cut_off_is_read_to_where_it_is(run, tmp_path, form):
-    """Then the number of the line at which it ended is told; status 1."""
+def test_a_truncated_file_is_read_to_its_end(run, tmp_path, form):
+    """Then the line at which it ended is reported; status 1."""
     path = tmp_path / "f.jsonl.gz"
-    path.write_bytes(gzip.compress(storm_file())[:-3000])
+    path.write_bytes(gzip.compress(calm_lines())[:-3000])
     status, out, err = run("replay", path, "--format", form)
     assert status == 1
     (line,) = err.splitlines()
@@ -169,10 +169,10 @@ def test_a_file_that_is_cut_off_is_read_to_where_it_is(run, tmp_path, form):
     assert len(out.splitlines()) == number - 2
 
 
-def test_a_broken_line_is_told_after_all_that_was_readable(run, tmp_path):
-    """With its number, and what was wanted."""
+def test_a_broken_line_is_reported_after_all_polls_before_it(run, tmp_path):
+    """With its number, and what was expected."""
     path = tmp_path / "f.jsonl"
-    path.write_bytes(storm_file() + b'{"t": "noon"}\n')
+    path.write_bytes(calm_lines() + b'{"t": "noon"}\n')
     status, out, err = run("replay", path)
     assert status == 1
     assert len(out.splitlines()) == 5
@@ -201,7 +201,7 @@ def test_a_file_that_is_no_recording_is_an_error(run, tmp_path):
     assert not failures
 
 
-def test_a_file_that_cannot_be_read_is_told(run, tmp_path):
+def test_a_file_that_cannot_be_read_is_an_error(run, tmp_path):
     """By its name, in plain words."""
     missing = tmp_path / "missing.jsonl"
     assert run("replay", missing) == (
@@ -215,12 +215,12 @@ LEAPS = ((0.0, 0), (0.001, 1e308), (0.002, 1.5e308), (70.0, 1.6e308), (1e11, 1.7
 
 
 def leaping(count: float) -> bodies.Engine:
-    """An engine whose counters are as large as that."""
+    """An engine with counters of this size."""
     return bodies.engine(kv=0.5, **dict.fromkeys(COUNTED, count))
 
 
 def extreme(count: float) -> bodies.Engine:
-    """An engine all of whose numbers are as large as that."""
+    """An engine with all numbers of this size."""
     counters = dict.fromkeys(COUNTED, count)
     gauges = dict.fromkeys(("running", "waiting", "capacity", "deferred"), count)
     means = dict.fromkeys(("queue", "inter_token", "first_token"), (count, count / 1e300))
@@ -232,8 +232,8 @@ def extreme(count: float) -> bodies.Engine:
 
 
 @pytest.mark.parametrize("engine", [leaping, extreme])
-def test_numbers_beyond_all_bounds_are_no_error(run, tmp_path, engine):
-    """A counter that leaps to 1e308 within a millisecond has a rate that JSON cannot say."""
+def test_huge_numbers_are_no_error(run, tmp_path, engine):
+    """A counter that leaps to 1e308 within a millisecond has a rate that JSON cannot hold."""
     path = write_recording(tmp_path / "f.jsonl", *(Poll(t, bodies.body(engine(count))) for t, count in LEAPS))
     for form in ("json", "text"):
         status, out, err = run("replay", path, "--format", form)
@@ -248,8 +248,8 @@ CHANGES = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES, packed=st.booleans())
-def test_a_spoiled_file_never_ends_in_a_traceback(tmp_path, capfd, changes, packed):
-    """Status 0 or 1, and at most a line of complaint."""
+def test_a_corrupt_file_never_ends_in_a_traceback(tmp_path, capfd, changes, packed):
+    """Status 0 or 1, and at most one line of error."""
     data = small_file(packed=packed)
     for start, length, new in changes:
         place = start % len(data)

@@ -23,7 +23,7 @@ def test_runs_of_a_server_are_held_against_simulated_ones(run, tmp_path):
 
 
 def test_a_table_of_runs_without_a_column_is_named(run, tmp_path):
-    """With what is wanted."""
+    """With the columns that are expected."""
     path = tmp_path / "runs.csv"
     path.write_text("mode,num_gpu_blocks\nburst,300\n")
     status, _, err = run("simulate", "compare", path, "--workload", WORKLOAD)

@@ -113,5 +113,5 @@ def test_a_name_cannot_break_the_page():
 
 def test_another_version_is_refused():
     """There is no recorded page of it."""
-    with pytest.raises(ValueError, match="wanted one of the versions"):
+    with pytest.raises(ValueError, match="expected one of the versions"):
         page("0.25.0")

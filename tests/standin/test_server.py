@@ -1,17 +1,14 @@
-"""The fake server, live: endpoints, several at once, gone while it is down; and the exporter on it."""
+"""The stand-in server, live: its endpoints, several at once, and its port while it is down."""
 
 import asyncio
 import json
 import re
-import signal
-import socket
 import urllib.error
 import urllib.request
 
 import pytest
 from support.process import PATIENCE, Command, free_port, until
 
-from exporter import cli
 from exporter.standin.scenarios import SCENARIOS, Scenario
 from exporter.standin.server import FakeServer
 from exporter.vllm.exposition import Reader
@@ -33,8 +30,8 @@ def served(tmp_path_factory):
     with Command(folder, "simulate", "serve", *arguments) as command:
 
         def addresses():
-            found = re.findall(r"(http\S+)/metrics", command.out)
-            return found if len(found) == 2 else None
+            urls = re.findall(r"(http\S+)/metrics", command.out)
+            return urls if len(urls) == 2 else None
 
         bases = until(addresses, "two addresses")
         yield bases, command
@@ -56,7 +53,7 @@ def test_each_replica_serves_a_page_that_moves(served):
     assert first != second
 
 
-def test_what_else_vllm_answers(served):
+def test_the_other_endpoints_of_vllm(served):
     """Health, version, models with the longest sequence, and the configuration as in development mode."""
     base = served[0][0]
     assert get(f"{base}/health")[::2] == (200, b"")
@@ -69,42 +66,8 @@ def test_what_else_vllm_answers(served):
         get(f"{base}/nothing")
 
 
-def test_it_ends_at_once_on_ctrl_c(tmp_path):
-    """With status 0 and without a word."""
-    with Command(tmp_path, "simulate", "serve", "--port", "0") as command:
-        until(lambda: "simulated vLLM 0.32.0, day" in command.out, "the address")
-        status, seconds = command.stop(signal.SIGINT)
-    assert (status, command.err) == (0, "")
-    assert seconds < 2.0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "told"),
-    [
-        (("--replicas", "0"), 2, "--replicas: wanted at least 1, got 0"),
-        (("--scenario", "party"), 2, "invalid choice: 'party'"),
-        (("--vllm-version", "0.25.0"), 2, "invalid choice: '0.25.0'"),
-        (("--port", "TAKEN"), 1, "address already in use"),
-    ],
-)
-def test_what_cannot_be_served_is_told(capsys, arguments, status, told):
-    """Bad flags with status 2, a port that is taken with 1 as every other error of the system."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        given = [port if word == "TAKEN" else word for word in arguments]
-        assert cli.main(["simulate", "serve", *given]) == status
-    assert told in capsys.readouterr().err
-
-
-def test_the_scenarios_are_listed(capsys):
-    """Each with what it shows."""
-    assert cli.main(["simulate", "serve", "--list"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"| `{name}` | {story.about} |" in out for name, story in SCENARIOS.items())
-
-
 def quick(story, factor):
-    """A story told so many times as fast."""
+    """A scenario that runs `factor` times as fast."""
     acts = tuple(
         type(act)(**{name: getattr(act, name) for name in act.__slots__}
                   | {"seconds": act.seconds / factor, "down": act.down / factor})
@@ -114,7 +77,7 @@ def quick(story, factor):
 
 
 def test_while_it_is_down_connections_are_refused(monkeypatch):
-    """Then it listens on the same port again, as a new process."""
+    """Afterwards it listens on the same port again, as a new process."""
     monkeypatch.setitem(SCENARIOS, "restart", quick(SCENARIOS["restart"], 40))
 
     async def watch():
@@ -122,22 +85,22 @@ def test_while_it_is_down_connections_are_refused(monkeypatch):
             "restart", host="127.0.0.1", port=free_port(), version="0.32.0", model="m", seed=1
         )
         url = await server.start()
-        seen, starts = [], set()
+        states, starts = [], set()
         try:
             async with asyncio.timeout(PATIENCE):
                 while len(starts) < 2:
                     try:
                         _, _, body = await asyncio.to_thread(get, f"{url}/metrics")
                     except OSError:
-                        seen.append("down")
+                        states.append("down")
                     else:
-                        seen.append("up")
+                        states.append("up")
                         starts.add(Reader().read(body).start_time)
                     await asyncio.sleep(0.05)
         finally:
             await server.stop()
-        return seen
+        return states
 
-    seen = asyncio.run(watch())
-    assert seen[0] == seen[-1] == "up"
-    assert "down" in seen
+    states = asyncio.run(watch())
+    assert states[0] == states[-1] == "up"
+    assert "down" in states
