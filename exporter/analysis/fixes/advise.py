@@ -1,0 +1,95 @@
+"""Collects the candidate fixes of a verdict and its findings, judges each and ranks them. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from exporter.analysis import catalogue
+from exporter.analysis.fixes.case import Advice, Answer, Case, FixAdvice, RejectedFix
+from exporter.analysis.fixes.memory import MEMORY
+from exporter.analysis.fixes.rows import ROWS
+from exporter.analysis.fixes.seats import SEATS
+from exporter.analysis.situation import Situation
+from exporter.vllm.names import version_key
+
+__all__ = ["BALANCE", "advise"]
+
+BALANCE: Final = "balance_routing"
+# Verdicts under which KV blocks are short, so that more of them help.
+_SHORT_KV: Final = frozenset(
+    {"preemption_thrash", "preemption_light", "kv_bound", "kv_pressure_rising", "unfittable_request"}
+)
+# The fixes of this finding precede the verdict's objections: a crashed server preempts no request.
+_FIRST_AID: Final = "suspect_out_of_memory"
+# Under these verdicts the fixes of findings about the configuration are advised too.
+_CALM: Final = frozenset({"healthy", "kv_full_ok", "starting", "sleeping", "runaway_generation"})
+_RULES: Final = {**MEMORY, **SEATS, **ROWS}
+_RANKS: Final = {True: 0, None: 1, False: 2}
+
+
+def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: bool = False) -> Advice:
+    """Return the fixes of a verdict and its findings: those that suffice alone first, then cheapest first.
+
+    Args:
+        s: the engine's situation.
+        verdict: its verdict.
+        findings: the facts beside it.
+        imbalanced: whether one engine of the model carries far more than its share; no memory cures that.
+    """
+    table = catalogue.load()
+    case = Case(s, verdict, tuple(findings))
+    first_aid = table.findings[_FIRST_AID].fixes if _FIRST_AID in findings else ()
+    objections = table.verdicts[verdict].not_help
+    rejected = {name: reason for name, reason in objections.items() if name not in first_aid}
+    advised: dict[str, FixAdvice] = {}
+    for name in _candidates(verdict, findings):
+        if name in rejected:
+            continue
+        answer = _judge(name, case)
+        if isinstance(answer, RejectedFix):
+            rejected[name] = answer.reason
+        else:
+            advised[name] = replace(answer, flag=table.fixes[name].flag_with(_shown(answer.value)))
+    for finding in findings:
+        if finding in table.findings:
+            for name, reason in table.findings[finding].not_help.items():
+                if name not in advised:
+                    rejected.setdefault(name, reason)
+    # Sorting is stable: within a rank the catalogue's order, cheapest first, stays.
+    ranked = sorted(advised.values(), key=lambda advice: _RANKS[advice.suffices])
+    if imbalanced:
+        ranked.insert(0, FixAdvice(BALANCE))
+    return Advice(tuple(ranked), tuple(RejectedFix(name, reason) for name, reason in rejected.items()))
+
+
+def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:
+    """Return the catalogue's candidates, each once; memory only where KV is short or all else is well."""
+    table = catalogue.load()
+    names = list(table.verdicts[verdict].fixes)
+    memory_helps = verdict in _SHORT_KV or verdict in _CALM
+    for finding in findings:
+        fixes = table.entry(finding).fixes
+        names += [name for name in fixes if memory_helps or not table.fixes[name].needs_short_kv]
+    return list(dict.fromkeys(names))
+
+
+def _judge(name: str, case: Case) -> Answer:
+    rule = _RULES.get(name)
+    answer = FixAdvice(name) if rule is None else rule(name, case)
+    since = catalogue.load().fixes[name].since
+    if isinstance(answer, FixAdvice) and since and _is_older(case.s, since):
+        return RejectedFix(name, f"It needs vLLM {since} or newer, and this server looks older.")
+    return answer
+
+
+def _is_older(s: Situation, since: str) -> bool:
+    """Whether the server is certainly older: its labels date it well, its metric names alone do not."""
+    snapshot = s.history.snapshot
+    version = s.server_facts.get("vllm_version")
+    if isinstance(version, str):
+        return version_key(version) < version_key(since)
+    return snapshot is not None and snapshot.cache is not None and snapshot.version < version_key(since)
+
+
+def _shown(value: float | str | None) -> str | None:
+    return None if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,108 @@
+"""The types of advice, and the case that every fix is judged by. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from exporter.analysis.kv_demand import KvContext, context_per_request, need, seats_that_fit
+from exporter.analysis.situation import Situation
+from exporter.vllm.exposition import CacheConfig
+
+__all__ = ["Advice", "Answer", "Case", "FixAdvice", "FixRule", "Inputs", "RejectedFix"]
+
+Inputs = dict[str, float | str]
+
+
+@dataclass(frozen=True, slots=True)
+class FixAdvice:
+    """One thing to change.
+
+    Attributes:
+        fix: its id in the catalogue.
+        value: for the flag; None where none can be computed.
+        flag: ready to paste, None where no flag does it.
+        gain: KV capacity after the change / before, or demand before / after; None if unknown.
+        suffices: whether it alone covers the need; None if unknown.
+        inputs: the numbers it was computed from, by name.
+        missing: settings or metrics that are needed to compute it, in words; empty if none are missing.
+        note: an assumption or a limit worth a sentence.
+    """
+
+    fix: str
+    value: float | int | str | None = None
+    flag: str | None = None
+    gain: float | None = None
+    suffices: bool | None = None
+    inputs: Mapping[str, float | str] = field(default_factory=dict)
+    missing: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedFix:
+    """Something that will not help here, and why."""
+
+    fix: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Fixes in order of rank, and those that will not help."""
+
+    fixes: tuple[FixAdvice, ...] = ()
+    rejected: tuple[RejectedFix, ...] = ()
+
+
+Answer = FixAdvice | RejectedFix
+FixRule = Callable[[str, "Case"], Answer]
+"""Judges the fix of a name: advises it with what it can compute, or rejects it with a reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine's situation with its verdict and findings; demand is computed once, on demand."""
+
+    s: Situation
+    verdict: str
+    findings: tuple[str, ...]
+
+    @cached_property
+    def context(self) -> KvContext | None:
+        """Tokens per running request."""
+        return context_per_request(self.s)
+
+    @cached_property
+    def need(self) -> float | None:
+        """Tokens that all requests would hold / KV capacity."""
+        return need(self.s, self.context)
+
+    @cached_property
+    def fit(self) -> int | None:
+        """The most requests that run together without preemption."""
+        return seats_that_fit(self.s, self.context)
+
+    @property
+    def memory(self) -> Inputs:
+        """The inputs of every number about memory."""
+        known = {"kv_capacity_tokens": self.s.signals.kv_capacity_tokens, "need_ratio": self.need}
+        return {name: round(value, 3) for name, value in known.items() if value is not None}
+
+    @property
+    def cache(self) -> CacheConfig | None:
+        """The labels of the engine's ``cache_config_info``."""
+        return self.s.history.snapshot.cache if self.s.history.snapshot else None
+
+    @property
+    def readings(self) -> Mapping[str, float]:
+        """The readings of the last poll."""
+        return self.s.history.snapshot.values if self.s.history.snapshot else {}
+
+    @property
+    def minute(self) -> int:
+        """Where the window of rates starts in the history."""
+        return self.s.history.window_start(self.s.t - self.s.thresholds.window)
+
+    def enough(self, gain: float | None) -> bool | None:
+        """Whether a gain covers the need."""
+        return None if gain is None or self.need is None else gain >= self.need

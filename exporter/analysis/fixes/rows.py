@@ -1,0 +1,154 @@
+"""Fixes of one condition and one sentence, as rows of a table. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from exporter.analysis.fixes.case import Answer, Case, FixAdvice, FixRule, Inputs, RejectedFix
+
+__all__ = ["ROWS"]
+
+_LOWERED_BY: Final = 0.05
+_WATERMARK: Final = 0.05
+_LONG_OUTPUT: Final = 2000.0
+_RESERVE: Final = "scheduler_reserve_full_isl"
+# Readings that only a KV connector or an offload tier changes.
+_CONNECTOR_SIGNS: Final = (
+    "kv_fetch_waiting",
+    "kv_fetch_running",
+    "kv_loaded_bytes",
+    "kv_load_seconds",
+    "kv_expired_requests",
+    "kv_failed_transfers",
+    "external_prefix_queries",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _If:
+    """A fix that is advised under one condition.
+
+    Attributes:
+        applies: the condition.
+        reason: why it will not help otherwise.
+        note: of the advice.
+        inputs: numbers that support the advice.
+        value: for the flag.
+        suffices: whether it alone cures this case.
+    """
+
+    applies: Callable[[Case], object]
+    reason: str
+    note: str = ""
+    inputs: Callable[[Case], Inputs] = lambda _case: {}
+    value: float | None = None
+    suffices: Callable[[Case], bool | None] = lambda _case: None
+
+    def __call__(self, name: str, case: Case) -> Answer:
+        if not self.applies(case):
+            return RejectedFix(name, self.reason)
+        suffices = self.suffices(case)
+        return FixAdvice(name, self.value, suffices=suffices, inputs=self.inputs(case), note=self.note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A fix that changes a setting of the server, where that is known.
+
+    Attributes:
+        fact: the setting.
+        new: its new value by its present one.
+        gain: of the advice.
+        note: of the advice.
+    """
+
+    fact: str
+    new: Callable[[float], float]
+    gain: float | None = None
+    note: str = ""
+
+    def __call__(self, name: str, case: Case) -> Answer:
+        now = case.s.number(self.fact)
+        if now is None:
+            return FixAdvice(name, missing=f"set {self.fact}")
+        return FixAdvice(name, self.new(now), gain=self.gain, inputs={self.fact: now}, note=self.note)
+
+
+def _finding(finding: str) -> Callable[[Case], object]:
+    return lambda case: finding in case.findings
+
+
+def _mean_output(case: Case) -> float | None:
+    outputs = case.s.history.output_lengths.lengths()
+    return outputs.mean if outputs is not None else None
+
+
+def _answers_are_long(case: Case) -> bool:
+    return case.verdict == "runaway_generation" or (_mean_output(case) or 0.0) >= _LONG_OUTPUT
+
+
+def _output_inputs(case: Case) -> Inputs:
+    mean = _mean_output(case)
+    return {} if mean is None else {"output_tokens_mean": round(mean, 1)}
+
+
+def _connector_signs(case: Case) -> Inputs:
+    return {name: case.readings[name] for name in _CONNECTOR_SIGNS if case.readings.get(name)}
+
+
+def _has_connector(case: Case) -> bool:
+    configured = case.s.server_facts.get("role") in ("prefill", "decode")
+    offloads = bool(case.s.number("kv_offloading_size"))
+    return case.verdict == "kv_held_no_requests" or configured or offloads or bool(_connector_signs(case))
+
+
+ROWS: Final[Mapping[str, FixRule]] = {
+    "set_watermark": _If(
+        lambda case: (case.s.number("watermark") or 0.0) < _WATERMARK,
+        f"It is at least {_WATERMARK:g} already.",
+        "Keeps blocks free at admission: far fewer preemptions for a little concurrency, and no memory.",
+        value=_WATERMARK,
+    ),
+    "reserve_full_prompt": _If(
+        lambda case: case.s.server_facts.get(_RESERVE) is False,
+        "It is on by default since vLLM 0.19, and no setting shows that it is off here.",
+        "It is off: prompts are admitted by their first chunk and run out of blocks half-way.",
+        suffices=lambda case: True if case.verdict == "preemption_thrash" else None,
+    ),
+    "drop_full_prompt_reservation": _If(
+        lambda case: case.s.server_facts.get(_RESERVE) is not False,
+        "It is off already.",
+        "Lets an oversized prompt start; it still cannot finish if it is larger than the pool.",
+    ),
+    "enable_prefix_caching": _If(
+        _finding("prefix_cache_off"),
+        "No setting shows that it is off.",
+        "A preempted request then finds its blocks again, as long as no other request took them.",
+    ),
+    "disable_speculation": _If(
+        _finding("speculation_enlarges_kv"),
+        "No tokens are drafted here.",
+        "Draft tokens take KV slots, and a draft model takes memory.",
+    ),
+    "check_client_limits": _If(_answers_are_long, "Answers are not long here.", inputs=_output_inputs),
+    "check_kv_connector": _If(_has_connector, "No sign of a KV connector.", inputs=_connector_signs),
+    "check_encoder_cache": _If(
+        lambda case: case.readings.get("multimodal_queries"),
+        "No multimodal requests were seen.",
+        "Multimodal requests are served here; no metric shows their budget.",
+    ),
+    "scrape_pod_not_service": _If(
+        lambda case: case.s.history.sources.by_turns(case.s.t), "Only one source answers."
+    ),
+    "send_probe_request": _If(
+        lambda case: case.verdict != "data_untrusted" or "stale_gauges" in case.findings,
+        "The gauges are fresh.",
+    ),
+    "raise_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: int(2 * now), gain=2.0),
+    "lower_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: max(1, int(now / 2))),
+    "lower_gpu_memory_utilization": _Change(
+        "gpu_memory_utilization",
+        lambda now: round(now - _LOWERED_BY, 2),
+        note="Leaves memory outside the KV cache, where it ran short.",
+    ),
+}
