@@ -20,8 +20,9 @@ from exporter.runtime.pace import Pace
 from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.runtime.signals import stop_signal
 from exporter.vllm import prober
+from exporter.vllm.anonymise import anonymise
 from exporter.vllm.client import MetricsClient
-from exporter.vllm.recording import Header, Poll, Writer, anonymise
+from exporter.vllm.recording import Header, Poll, Writer
 
 __all__ = ["add_arguments", "run"]
 

@@ -1,53 +1,44 @@
-r"""Recordings: what a server answered, poll by poll, kept in a file.
+r"""Recordings: a file with a server's answers, poll by poll.
 
-A recording is one JSON object a line, plain or gzipped. The first line is the header, the others are polls in
-time order::
+A recording has one JSON object per line, plain or gzipped. The first line is the header, the others are polls
+in time order::
 
     {"case": "demo", "interval": 1.0, "config": {"max_num_seqs": 64}, "probes": {"/health": 200}}
     {"t": 0.0, "body": "# HELP ...\n...", "content_type": "text/plain; version=1.0.0"}
     {"t": 1.0, "error": "connection_refused"}
 
-Bodies are bytes, and JSON has none. They are decoded as UTF-8 with `surrogateescape` and written as ASCII, so
-*every* body is read back byte for byte: a byte that is not UTF-8 stands in the file as a lone surrogate (0x80
-as `\udc80`), which this module turns back into the byte and which other JSON readers show as a replacement
-character.
+Bodies are bytes, which JSON lacks. They are decoded as UTF-8 with `surrogateescape` and written as ASCII, so
+every body is read back byte for byte: a byte that is not UTF-8 becomes a lone surrogate in the file (0x80
+becomes `\udc80`), which other JSON readers show as a replacement character.
 """
 
-from __future__ import annotations
-
 import gzip
-import hashlib
 import json
 import math
-import re
+import os
 import reprlib
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, BinaryIO, Final, NoReturn, TypeVar
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
-    from typing import BinaryIO, Self
 from exporter.config import as_number
 
-__all__ = ["Header", "Poll", "RecordingError", "Writer", "anonymise", "read"]
+__all__ = ["Header", "Poll", "RecordingError", "Writer", "read"]
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_MOST_SECONDS = 1e12  # unix milliseconds fit in, and the difference of two times is finite
-_GZIP_WBITS = 31  # zlib's way to say: with gzip's header and check sum
-_BLOCK = 64 * 1024
-# A body of 8 MiB, the most a poll takes, with each of its bytes escaped. It bounds what a file without
-# newlines can cost.
-_LONGEST_LINE = 56 * 1024 * 1024
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_MOST_SECONDS: Final = 1e12  # unix milliseconds fit in, and the difference of two times is finite
+_GZIP_WBITS: Final = 31  # zlib's code for: with gzip's header and check sum
+_BLOCK: Final = 64 * 1024
+# A body of 8 MiB, the largest of a poll, with each of its bytes escaped. It bounds the memory that a file
+# without newlines can take.
+_LONGEST_LINE: Final = 56 * 1024 * 1024
 
 
 class RecordingError(ValueError):
-    """A recording cannot be read any further; everything before the line it names was readable.
+    """A recording cannot be read any further; every line before the one it names was readable.
 
     Attributes:
         line: number of the line that could not be read, from 1.
@@ -60,12 +51,12 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line: what was recorded.
+    """The first line of a recording.
 
     Attributes:
         case: a name for the recording.
         interval: seconds between polls, as planned.
-        config: what the operator told about the server, by vLLM's flag name.
+        config: settings of the server that the operator gave, by vLLM's flag name.
         probes: answers of the server's other endpoints, by path.
     """
 
@@ -85,9 +76,9 @@ class Poll:
 
     Attributes:
         t: seconds, from any origin.
-        body: what the server answered with status 200, or None.
+        body: of an answer with status 200, or None.
         error: reason of the failure in one word ("timeout", "http_503"), or None.
-        content_type: of the body; "" where it was not recorded.
+        content_type: of the body; "" if it was not recorded.
     """
 
     t: float
@@ -110,12 +101,12 @@ _Line = TypeVar("_Line", Header, Poll)
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Header | Poll]:
-    """Yield a recording's header, then its polls; the file is never in memory as a whole.
+    """Yield a recording's header, then its polls, without holding the whole file in memory.
 
     A blank line is skipped, an unknown key ignored.
 
     Raises:
-        RecordingError: after all that was readable, where the file is cut off, broken or of another form.
+        RecordingError: after everything readable, if the file is cut off, broken or has another form.
         OSError: the file itself cannot be opened or read (raised at the first `next`).
     """
     with Path(path).open("rb") as file:
@@ -136,13 +127,13 @@ def read(path: str | os.PathLike[str]) -> Iterator[Header | Poll]:
 
 
 class _UnreadableError(Exception):
-    """The compressed data end or break here; the text says how."""
+    """The compressed data ends or breaks here; the text says how."""
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield each line that is not blank with its number, from 1."""
     number = 1
-    parts: list[bytes] = []  # of a line whose end has not been seen yet
+    parts: list[bytes] = []  # of a line whose end has not been read yet
     length = 0
     try:
         for block in _blocks(file):
@@ -164,7 +155,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the file's text in blocks of bounded size, unzipped where it begins as gzip does."""
+    """Yield the file's text in blocks of bounded size, unzipped if it begins as gzip does."""
     block = file.read(_BLOCK)
     if block.startswith(_GZIP_MAGIC):
         yield from _unzipped(file, block)
@@ -175,7 +166,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _unzipped(file: BinaryIO, block: bytes) -> Iterator[bytes]:
-    """Yield the text of all members of a gzip file, up to the very byte at which it is cut off or broken.
+    """Yield the text of all members of a gzip file, up to the byte at which it is cut off or broken.
 
     (`gzip.GzipFile` drops what it had unzipped of the block in which it meets an error.)
     """
@@ -196,7 +187,7 @@ def _unzipped(file: BinaryIO, block: bytes) -> Iterator[bytes]:
             block = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
         block = file.read(_BLOCK)
     with suppress(zlib.error):
-        yield inflater.flush()  # what the bound on the last block's size held back
+        yield inflater.flush()  # the text that the bound on the last block's size held back
     if not inflater.eof:
         raise _UnreadableError("its end: the file is cut off")
 
@@ -211,7 +202,7 @@ def _salvaged(decompress: Callable[[bytes], bytes], block: bytes) -> Iterator[by
 def _object(number: int, line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
-    except json.JSONDecodeError as error:  # its own text would speak of "line 1"
+    except json.JSONDecodeError as error:  # its own text would name "line 1"
         why = f"{error.msg.lower()} at character {error.pos}"
         raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(line)} ({why})") from None
     except (ValueError, RecursionError) as error:
@@ -270,7 +261,7 @@ def _number(number: int, row: dict[str, Any], key: str) -> float:
 
 
 def _checked(number: int, kind: Callable[..., _Line], **fields: Any) -> _Line:
-    """Build the value; what its own check says against it is said of the line."""
+    """Build the value; an error of its own check names the line."""
     try:
         return kind(**fields)
     except ValueError as error:
@@ -280,20 +271,20 @@ def _checked(number: int, kind: Callable[..., _Line], **fields: Any) -> _Line:
 # ---- writing
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Writes a recording; gzipped if the path ends in `.gz`.
 
-    Every line is a gzip member of its own and is handed to the operating system at once: a file whose writer
-    was killed holds every poll written so far, at worst with one cut-off member behind them. (It costs 4 % in
-    size.) Nothing of the machine gets into the file but what the caller gives: no path, no time.
+    Every line is a gzip member of its own and is passed to the operating system at once: a file whose writer
+    was killed holds every poll written so far, at worst followed by one cut-off member. (This costs 4 % in
+    size.) The file holds nothing about the machine except what the caller passes: no path, no time.
 
     Args:
-        path: the file to make.
+        path: of the new file.
         header: its first line.
         force: overwrite an existing file.
 
     Raises:
-        FileExistsError: there is such a file already, and `force` was not given.
+        FileExistsError: the file exists, and `force` is false.
         OSError: the file cannot be made; `write` raises it when the disk is full.
     """
 
@@ -307,7 +298,7 @@ class Writer:
                 "probes": dict(header.probes),
             },
         )
-        # Unbuffered: after a failed write nothing is left over that close() would try to write again.
+        # Unbuffered: after a failed write close() has nothing left to write again.
         self._file = Path(path).open("wb" if force else "xb", buffering=0)  # noqa: SIM115 - until close()
         try:
             self._put(first)
@@ -330,15 +321,7 @@ class Writer:
         """Close the file; a second call does nothing."""
         self._file.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _put(self, line: bytes) -> None:
@@ -353,101 +336,3 @@ def _line(row: dict[str, Any]) -> bytes:
 
 def _gzipped(line: bytes) -> bytes:
     return gzip.compress(line, 9, mtime=0)
-
-
-# ---- making anonymous
-
-# The labels whose whole value is a name, with the word that its hash gets. A list is separated by commas.
-_NAME_LABELS: Mapping[bytes, bytes] = {
-    b"model_name": b"model",
-    b"model": b"model",  # the Triton back end's word for it
-    b"running_lora_adapters": b"adapter",
-    b"waiting_lora_adapters": b"adapter",
-    b"NodeAddress": b"node",  # Ray's
-}
-_LIST_LABELS = frozenset({b"running_lora_adapters", b"waiting_lora_adapters"})
-# The labels that say what a sample *is*: words and numbers of vLLM's own, and routes, which look like paths.
-# They stay as they are even where somebody called a model "stop" or an adapter "0".
-_KEPT_LABELS = frozenset(
-    (
-        b"engine le quantile pid position handler method status reason finished_reason source stage "
-        b"sleep_state transfer_type outcome operation tier mode request_type"
-    ).split(),
-)
-# A value like these says nothing of anybody: block_size="16" stays, also beside an adapter of that name.
-_PLAIN_VALUE = re.compile(rb"[-+.\d]*(?:[eE][-+]?\d+)?|True|False|None|auto")
-_SHORTEST_NAME_INSIDE = 3
-
-# name="value" anywhere in the body, the value still escaped. The end of the line or of the body ends a value
-# as well: a body that was cut off inside a name must not give its beginning away.
-_LABEL = re.compile(
-    rb'(?<![\w:])([A-Za-z_]\w*+)([ \t]*+=[ \t]*+")((?:[^"\\\n]++|\\[^\n]?+)*+)',
-)
-_PATH = re.compile(rb"(?<![\w./+~-])(?:[A-Za-z][\w.+-]*+:/|~|\.\.?)?/[^\s,;'\"()\[\]{}\\]+")
-
-
-def anonymise(body: bytes, *, salt: bytes = b"") -> bytes:
-    """Replace the names in a body of metrics by short hashes (`model-3f2a9c`); leave all other bytes alone.
-
-    Names are the values of the labels that hold model names, LoRA adapters and node addresses; the same names
-    inside other labels' values; and file paths and URLs in any label. The same name always becomes the same
-    hash, so series stay told apart. Both text dialects are understood, escapes and a cut-off last line
-    included. Whatever the bytes, nothing is raised.
-
-    Args:
-        body: what the server answered.
-        salt: makes the hashes of one recording its own. Without it, whoever guesses a name can check the
-            guess.
-    """
-    names: dict[bytes, bytes] = {}
-    values = {(match[1], match[3]) for match in _LABEL.finditer(body)}
-    for label, value in sorted(values):
-        if word := _NAME_LABELS.get(label):
-            for name in _names(label, value):
-                names.setdefault(name, _hashed(word, name, salt))
-    inside = _any_of(names)
-    new = {pair: _replaced(*pair, names, inside, salt) for pair in values}
-    return _LABEL.sub(lambda match: match[1] + match[2] + new[match[1], match[3]], body)
-
-
-def _names(label: bytes, value: bytes) -> list[bytes]:
-    names = [part.strip() for part in value.split(b",")] if label in _LIST_LABELS else [value]
-    return [name for name in names if name]
-
-
-def _hashed(word: bytes, name: bytes, salt: bytes) -> bytes:
-    return word + b"-" + hashlib.sha256(salt + name).hexdigest()[:6].encode()
-
-
-def _any_of(names: Mapping[bytes, bytes]) -> re.Pattern[bytes] | None:
-    """Match the names that are too long to be there by chance; the longest first, and no part of a word."""
-    found = sorted((name for name in names if len(name) >= _SHORTEST_NAME_INSIDE), key=len, reverse=True)
-    if not found:
-        return None
-    return re.compile(rb"(?<![A-Za-z0-9])(?:" + b"|".join(map(re.escape, found)) + rb")(?![A-Za-z0-9])")
-
-
-def _replaced(
-    label: bytes,
-    value: bytes,
-    names: Mapping[bytes, bytes],
-    inside: re.Pattern[bytes] | None,
-    salt: bytes,
-) -> bytes:
-    """Return what shall stand in place of one label's value."""
-    if label in _LIST_LABELS:
-        return b",".join(
-            part.replace(part.strip(), names.get(part.strip(), b"")) for part in value.split(b",")
-        )
-    if label in _NAME_LABELS:
-        return names.get(value, value)
-    if label in _KEPT_LABELS or _PLAIN_VALUE.fullmatch(value):
-        return value
-    if value in names:
-        return names[value]
-    if start := _PATH.match(value):
-        # A path may hold blanks; only a comma surely begins something else.
-        whole = value if b"," not in value else start[0]
-        value = value.replace(whole, _hashed(b"path", whole, salt), 1)
-    value = _PATH.sub(lambda match: _hashed(b"path", match[0], salt), value)
-    return inside.sub(lambda match: names[match[0]], value) if inside else value

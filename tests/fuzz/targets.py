@@ -18,8 +18,9 @@ from exporter.config import AnalysisConfig, ConfigError, describe, load
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.web.webconfig import read as read_web
 from exporter.vllm import names
+from exporter.vllm.anonymise import anonymise
 from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
-from exporter.vllm.recording import Header, Poll, RecordingError, anonymise
+from exporter.vllm.recording import Header, Poll, RecordingError
 from exporter.vllm.recording import read as read_recording
 from exporter.vllm.series import MOST_CHARACTERS
 from fuzz.mutate import mutant
