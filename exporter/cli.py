@@ -12,18 +12,7 @@ from typing import Final
 
 from exporter import __version__
 from exporter.commands._options import read_configuration
-from exporter.commands._outcome import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    PROGRAM,
-    UNKNOWN,
-    USAGE,
-    CommandError,
-    UsageError,
-    complain,
-    reason,
-)
+from exporter.commands._outcome import PROGRAM, CommandError, ExitStatus, UsageError, complain, reason
 from exporter.config import ConfigError
 from exporter.runtime import logs
 from exporter.runtime.signals import signals_at_start
@@ -68,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after the program's name; those of the process by default.
 
     Returns:
-        The exit status; `exporter.commands._outcome` lists them.
+        The exit status, one of `ExitStatus` or of those of `check`.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths and labels may hold any character
@@ -77,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        status = OK  # the reader of our output has closed it, as in `replay FILE | head`
+        status = ExitStatus.OK  # the reader of our output has closed it, as in `replay FILE | head`
     except KeyboardInterrupt:
-        status = INTERRUPTED
+        status = ExitStatus.INTERRUPTED
     except OSError as problem:
         complain(reason(problem))
-        status = FAILED
+        status = ExitStatus.FAILED
     _flush_output()
     return status
 
@@ -98,11 +87,11 @@ def _run(words: list[str]) -> int:
 
 def _run_command(words: Sequence[str]) -> int:
     # Monitoring reads the status of `check`, where 2 means critical: bad usage says nothing about the server.
-    bad_usage = UNKNOWN if words[0] == "check" else USAGE
+    bad_usage = ExitStatus.UNKNOWN if words[0] == "check" else ExitStatus.USAGE
     try:
         options = _parser(words).parse_args(words)
     except SystemExit as end:  # argparse has printed the help or the error
-        return bad_usage if end.code else OK
+        return bad_usage if end.code else ExitStatus.OK
     try:
         config = read_configuration(options)
         logs.set_up(config.log.level, config.log.format)
@@ -115,7 +104,7 @@ def _run_command(words: Sequence[str]) -> int:
         return bad_usage
     except CommandError as problem:
         complain(str(problem))
-        return FAILED
+        return ExitStatus.FAILED
     return status
 
 

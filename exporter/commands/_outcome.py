@@ -1,28 +1,22 @@
 """How a command ends: the exit statuses, and the errors that the command line reports."""
 
 import sys
+from enum import IntEnum
 from typing import Final
 
-__all__ = [
-    "FAILED",
-    "INTERRUPTED",
-    "OK",
-    "PROGRAM",
-    "UNKNOWN",
-    "USAGE",
-    "CommandError",
-    "UsageError",
-    "complain",
-    "reason",
-]
+__all__ = ["PROGRAM", "CommandError", "ExitStatus", "UsageError", "complain", "reason"]
 
 PROGRAM: Final = "vllm-preemption-exporter"
-OK: Final = 0
-FAILED: Final = 1
-USAGE: Final = 2
-# Of `check` only, whose 0 to 2 are the server's state.
-UNKNOWN: Final = 3
-INTERRUPTED: Final = 130
+
+
+class ExitStatus(IntEnum):
+    """The exit statuses; those of `check` are 0 good, 1 warning, 2 critical and 3 unknown or bad usage."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNKNOWN = 3
+    INTERRUPTED = 130
 
 
 class CommandError(Exception):

@@ -16,7 +16,7 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.commands._options import ACCESS_LOG, add_url, duration, only_target
-from exporter.commands._outcome import UNKNOWN
+from exporter.commands._outcome import ExitStatus
 from exporter.commands._progress import StatusLine, progress_bar
 from exporter.config import AnalysisConfig, Config, add_flags
 from exporter.net.urls import shown_url
@@ -127,12 +127,9 @@ async def _watch(config: Config, seconds: float, progress: Callable[[str], None]
 
     client = MetricsClient(target, config.poll)
     watcher = Watcher(client, pipeline, Pace(config.poll.interval), note, prober=prober)
-    tasks = [asyncio.create_task(watcher.run()), asyncio.create_task(prober.run())]
-    await asyncio.wait(tasks, timeout=seconds)
-    for task in tasks:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(watcher.run(), prober.run())
     await client.close()
     await prober.close()
     return CheckResult(last[0], pipeline.loads()) if last else CheckResult()
@@ -157,13 +154,13 @@ def _status(config: Config, result: CheckResult) -> Mapping[str, Any]:
 def exit_status(reading: TargetReading | None) -> int:
     """Return 0 for good, 1 for a warning, 2 for critical, 3 for unknown."""
     if reading is None or reading.good_at is None:
-        return UNKNOWN
+        return ExitStatus.UNKNOWN
     judgements = [(reading.judgement.severity, reading.judgement.verdict)]
     judgements += [(each.judgement.severity, each.judgement.verdict) for each in reading.engines.values()]
     severities = [severity for severity, _ in judgements]
     worst = max([*severities, *(model.severity for model in reading.models.values())])
     if worst < Severity.CRITICAL and _UNKNOWN_VERDICTS & {verdict for _, verdict in judgements}:
-        return UNKNOWN
+        return ExitStatus.UNKNOWN
     return _STATUS[worst]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exporter.commands._grafana import TOKEN, Grafana, push
-from exporter.commands._outcome import OK, CommandError
+from exporter.commands._outcome import CommandError, ExitStatus
 from exporter.config import Config
 from exporter.config.labels import is_label_name
 from exporter.publish.alerts.table import RUNBOOK_BASE
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
     """
     for line in _lines(options):
         print(line)
-    return OK
+    return ExitStatus.OK
 
 
 def _lines(options: argparse.Namespace) -> Iterator[str]:

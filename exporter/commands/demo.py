@@ -12,7 +12,7 @@ from functools import partial
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
 from exporter.commands._options import add_for
-from exporter.commands._outcome import OK
+from exporter.commands._outcome import ExitStatus
 from exporter.commands._timeline import describe_poll
 from exporter.config import Config, TargetConfig, WebConfig, add_flags
 from exporter.runtime import loop
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
     logging.getLogger().setLevel(logging.WARNING)  # the terminal is for the demo's own lines
     write = partial(print, flush=True)
     loop.run(show(config, write, scenario=options.scenario, seconds=options.seconds))
-    return OK
+    return ExitStatus.OK
 
 
 async def show(

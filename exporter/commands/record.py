@@ -8,11 +8,11 @@ import secrets
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from exporter.analysis.pipeline import Pipeline
 from exporter.commands._options import ACCESS_LOG, add_for, add_url, only_target
-from exporter.commands._outcome import FAILED, OK, CommandError, reason
+from exporter.commands._outcome import CommandError, ExitStatus, reason
 from exporter.commands._progress import StatusLine
 from exporter.config import Config, add_flags
 from exporter.runtime import loop
@@ -26,6 +26,8 @@ from exporter.vllm.recording import Header, Poll, Writer
 
 __all__ = ["add_arguments", "run"]
 
+T = TypeVar("T")
+
 _EXISTS: Final = "{} exists; choose another file or --force"
 
 
@@ -35,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = ACCESS_LOG
     add_url(parser)
     parser.add_argument(
-        "-o",
-        "--output",
-        required=True,
-        type=Path,
-        metavar="FILE",
-        help="the file to write, .jsonl or .jsonl.gz",
+        "-o", "--output", required=True, type=Path, metavar="FILE", help="file to write, .jsonl or .jsonl.gz"
     )
     add_for(parser)
     parser.add_argument(
@@ -76,7 +73,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
         raise CommandError(f"cannot write {path}: {reason(problem, with_file=False)}") from problem
     progress.end()
     print(f"{path}: {polls} polls, {failed} failed", file=sys.stderr)
-    return OK if polls > failed else FAILED
+    return ExitStatus.OK if polls > failed else ExitStatus.FAILED
 
 
 class _Recorder:
@@ -126,15 +123,13 @@ async def _record(
     stopped = stop_signal()
     client = MetricsClient(target, config.poll)
     try:
-        probes = await _unless(stopped, prober.header_of(client)) or {}
+        probes = await _run_until(prober.header_of(client), stopped) or {}
         header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), probes)
         with contextlib.closing(Writer(path, header, force=options.force)) as writer:
             recorder = _Recorder(writer, progress, secrets.token_bytes(8) if options.anonymise else None)
             pipeline = Pipeline(config.analysis, target.facts, config.poll.interval)
             watcher = Watcher(client, pipeline, Pace(config.poll.interval), recorder.note)
-            polling = asyncio.create_task(watcher.run())
-            await _first({stopped, recorder.broken}, options.seconds)
-            await _cancel(polling)
+            await _run_until(watcher.run(), stopped, recorder.broken, seconds=options.seconds)
             if recorder.broken.done():
                 recorder.broken.result()
     finally:
@@ -142,23 +137,15 @@ async def _record(
     return recorder.polls, recorder.failed
 
 
-async def _unless(
-    stopped: asyncio.Future[str], work: Coroutine[Any, Any, dict[str, Any]]
-) -> dict[str, Any] | None:
-    """Return the result of `work`, or None when the command is stopped first."""
+async def _run_until(
+    work: Coroutine[Any, Any, T], *ends: asyncio.Future[Any], seconds: float | None = None
+) -> T | None:
+    """Return the result of `work`; None when one of `ends` is done first, or the time is over."""
     task = asyncio.create_task(work)
-    await _first({stopped, task})
+    await asyncio.wait({task, *ends}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         return task.result()
-    await _cancel(task)
-    return None
-
-
-async def _first(futures: set[asyncio.Future[Any]], seconds: float | None = None) -> None:
-    await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _cancel(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+    return None

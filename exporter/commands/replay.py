@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from exporter.analysis.pipeline import TargetReading
-from exporter.commands._outcome import OK, CommandError
+from exporter.commands._outcome import CommandError, ExitStatus
 from exporter.commands._timeline import describe_poll, feed_recording
 from exporter.config import Config, add_flags
 from exporter.publish.status import poll_object
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()  # before the error
         raise CommandError(f"{options.file}: {problem}") from problem
-    return OK
+    return ExitStatus.OK
 
 
 def _to_json(t: float, reading: TargetReading) -> str:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import replace
 
-from exporter.commands._outcome import OK, UsageError
+from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.config import Config
 from exporter.publish.alerts.table import RUNBOOK_BASE
 from exporter.rules import native, options, sidecar
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace, _config: Config) -> int:
         prometheusrule(groups, head, name) if given.format == "prometheusrule" else prometheus(groups, head)
     )
     print(text, end="")
-    return OK
+    return ExitStatus.OK
 
 
 def _check_disabled(disabled: Iterable[str], known: tuple[str, ...]) -> None:

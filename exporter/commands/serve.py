@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from exporter.commands._options import ACCESS_LOG, read_configuration
-from exporter.commands._outcome import OK
+from exporter.commands._outcome import ExitStatus
 from exporter.config import Config, add_flags, describe
 from exporter.publish.web.app import make_guard
 from exporter.runtime import loop, sidecar
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
         if config.web.config.file:
             make_guard(config.web.config.file)
         print(describe(config), end="")
-        return OK
+        return ExitStatus.OK
     loop.run(sidecar.run(config, partial(read_configuration, options)))
     ignore_signals()
-    return OK
+    return ExitStatus.OK

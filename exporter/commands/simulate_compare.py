@@ -5,7 +5,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from exporter.commands._outcome import OK, UsageError
+from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.commands._workload import read_text, read_workload
 from exporter.config import Config
 from exporter.simulation.arrivals import Burst, Closed
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
             print(line)
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
-    return OK
+    return ExitStatus.OK
 
 
 def _table(workload: Sequence[Request], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:

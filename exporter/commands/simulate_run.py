@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from exporter.commands._engine_options import add_engine_arguments, engine_changes
-from exporter.commands._outcome import OK, UsageError, complain
+from exporter.commands._outcome import ExitStatus, UsageError, complain
 from exporter.commands._workload import read_workload
 from exporter.config import Config
 from exporter.simulation.arrivals import Arrivals, Burst, Closed, Poisson, Timed
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
         print("\n".join(_chosen(options.show, result) if options.show else _summary(result)))
     if result.stuck:
         complain(f"the engine is stuck: {result.stuck}")
-    return OK
+    return ExitStatus.OK
 
 
 def _arrivals(options: argparse.Namespace, requests: Sequence[Request]) -> Arrivals:

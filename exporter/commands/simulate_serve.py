@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from exporter.commands._outcome import OK, UsageError
+from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.config import Config
 from exporter.runtime import loop
 from exporter.runtime.signals import stop_signal
@@ -65,11 +65,11 @@ def run(options: argparse.Namespace, _config: Config) -> int:
     """
     if options.list:
         print("\n".join(_table()))
-        return OK
+        return ExitStatus.OK
     if options.replicas < 1:
         raise UsageError(f"--replicas: expected at least 1, got {options.replicas}")
     loop.run(_serve(options))
-    return OK
+    return ExitStatus.OK
 
 
 def _table() -> Iterator[str]:

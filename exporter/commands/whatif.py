@@ -14,7 +14,7 @@ import requests
 
 from exporter.commands._engine_options import add_engine_arguments, engine_changes
 from exporter.commands._options import only_target
-from exporter.commands._outcome import OK, CommandError, UsageError
+from exporter.commands._outcome import CommandError, ExitStatus, UsageError
 from exporter.commands._progress import progress_bar
 from exporter.commands._timeline import feed_recording
 from exporter.commands._workload import read_workload
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
         raise CommandError(str(problem)) from problem
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
-    return OK
+    return ExitStatus.OK
 
 
 def _forecast(options: argparse.Namespace, config: Config, name: str, present: Present) -> str:
