@@ -14,11 +14,18 @@ from typing import Final, NamedTuple
 from exporter.analysis.lengths import LengthWindow
 from exporter.analysis.restarts import Restart, SourceWatch, Step
 from exporter.vllm.exposition import Snapshot
-from exporter.vllm.names import COUNTERS
 
 __all__ = ["KV_BOUNDS", "History"]
 
 GAUGES: Final = ("requests_running", "requests_waiting", "requests_deferred", "kv_usage")
+# The counters whose past matters; of others the last value is in the snapshot.
+# fmt: off
+COUNTERS: Final = (
+    "preemptions", "requests_finished", "prompt_tokens", "prompt_tokens_computed", "generation_tokens",
+    "engine_steps", "step_tokens", "queue_seconds", "queue_count", "inter_token_seconds", "inter_token_count",
+    "first_token_seconds", "first_token_count", "prefix_queries", "prefix_hits",
+)
+# fmt: on
 # Upper bounds of the histogram of polled KV usage.
 KV_BOUNDS: Final = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 # Any of these moving is work being done; in a long prefill only the KV usage moves.
@@ -70,8 +77,7 @@ class History:
         restart: the last of them.
         kv_polls: polls by KV usage, one more than `KV_BOUNDS`; with `kv_sum` the polled histogram.
         seen: readings that this process has shown.
-        moved_at: when a sign of work last changed; `stepped_at`: when the step counter did. Time asleep
-            does not count as a standstill.
+        moved_at: when a sign of work last changed. Time asleep does not count as a standstill.
         worked_at: when a request was last seen running or waiting, or could have been.
         falls: the last times that most of the running requests went back to waiting at once.
     """
@@ -90,7 +96,6 @@ class History:
         self.kv_sum = 0.0
         self.seen: set[str] = set()
         self.moved_at = _NAN
-        self.stepped_at = _NAN
         self.worked_at = _NAN
         self.falls: deque[Fall] = deque(maxlen=KEEP_FALLS)
         self.prompt_lengths = LengthWindow()
@@ -117,7 +122,7 @@ class History:
         """
         values = snapshot.values
         if self.snapshot is None:
-            self.moved_at = self.stepped_at = self.worked_at = t
+            self.moved_at = self.worked_at = t
         # Every counter has its own time of creation: in a body that was cut off it may be another's.
         origin = start_time if start_time is not None or not whole else values.get("created")
         step = self.sources.step(t, origin, self._last, values)
@@ -125,7 +130,7 @@ class History:
         self._begin(t, step, mixed=mixed, whole=whole)
         self._count(values, mixed=mixed)
         if step != "same" or mixed or _asleep(values):
-            self.moved_at = self.stepped_at = t  # what another source shows proves no standstill
+            self.moved_at = t  # what another source shows proves no standstill
         elif self.snapshot is not None:
             self.inferred += self._inferred(t, values)
             self._note_progress(t, values)
@@ -157,7 +162,6 @@ class History:
         self.restarts += 1
         self.restart = Restart(
             at=t,
-            last_seen=last_seen,
             kv_usage=self.latest("kv_usage"),
             kv_usage_max=self.highest("kv_usage", self.first_index_since(last_seen - MINUTE)),
             preemptions=self.increase("preemptions", self.window_start(last_seen - 5 * MINUTE)),
@@ -200,8 +204,6 @@ class History:
         usage = values.get("kv_usage", self._usage)
         if usage != self._usage or any(map(self._moved, PROGRESS)):
             self.moved_at = t
-        if self._moved("engine_steps"):
-            self.stepped_at = t
 
     def _moved(self, name: str) -> bool:
         own = self.own.get(name)

@@ -31,7 +31,6 @@ class Restart:
 
     Attributes:
         at: time of the first good poll of the new process.
-        last_seen: time of the last good poll of the old one.
         kv_usage: its last KV usage.
         kv_usage_max: the maximum of its last minute.
         preemptions: what it counted in its last five minutes.
@@ -39,7 +38,6 @@ class Restart:
     """
 
     at: float
-    last_seen: float
     kv_usage: float | None
     kv_usage_max: float | None
     preemptions: float | None

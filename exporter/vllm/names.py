@@ -54,7 +54,6 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("requests_waiting", "gauge", "num_requests_waiting"),
     Name("requests_waiting_capacity", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "capacity"),
     Name("requests_deferred", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "deferred"),
-    Name("requests_swapped", "gauge", "num_requests_swapped", until="0.7"),
     Name("kv_usage", "gauge", "kv_cache_usage_perc", "0.9", most=1.0),
     Name("kv_usage", "gauge", "gpu_cache_usage_perc", until="0.10", most=1.0),
     Name("sleep_weights_offloaded", "gauge", "engine_sleep_state", "0.11", "", "sleep_state", "weights_offloaded"),
@@ -69,6 +68,7 @@ NAMES: Final[tuple[Name, ...]] = (
     # Of a histogram; moves only with steps that put out tokens.
     Name("engine_steps", "counter", "iteration_tokens_total_count", "0.6"),
     Name("step_tokens", "counter", "iteration_tokens_total_sum", "0.6"),
+    # Not read, but the only name that tells 0.30 from 0.29.
     Name("preemptions_of_finished", "counter", "request_num_preemptions_sum", "0.30"),
     # Latency: sums in seconds and counts of histograms.
     Name("queue_seconds", "counter", "request_queue_time_seconds_sum", "0.6"),
@@ -81,10 +81,8 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("first_token_count", "counter", "time_to_first_token_seconds_count"),
     # Lengths of finished requests, in tokens.
     Name("prompt_length_sum", "counter", "request_prompt_tokens_sum"),
-    Name("prompt_length_count", "counter", "request_prompt_tokens_count"),
     Name("prompt_length", "buckets", "request_prompt_tokens_bucket"),
     Name("output_length_sum", "counter", "request_generation_tokens_sum"),
-    Name("output_length_count", "counter", "request_generation_tokens_count"),
     Name("output_length", "buckets", "request_generation_tokens_bucket"),
     # Caches: tokens since 0.9, blocks before; ratios are right either way.
     Name("prefix_queries", "counter", "prefix_cache_queries", "0.9"),
@@ -180,8 +178,6 @@ CORE: Final = frozenset(
     {"requests_running", "requests_waiting", "kv_usage", "preemptions", "requests_finished"}
     | {"prompt_tokens", "generation_tokens", "engine_steps"}
 )
-COUNTERS: Final = tuple(dict.fromkeys(row.reading for row in NAMES if row.kind == "counter"))
-GAUGES: Final = tuple(dict.fromkeys(row.reading for row in NAMES if row.kind == "gauge"))
 
 
 def spellings(row: Name) -> tuple[str, ...]:

@@ -64,7 +64,6 @@ class CacheConfig:
     gpu_memory_utilization: float | None = None
     cache_dtype: str | None = None
     enable_prefix_caching: bool | None = None
-    sliding_window: int | None = None
     kv_offloading_size: float | None = None
 
 
@@ -294,7 +293,6 @@ def _cache_series(labels: Mapping[str, str]) -> Series:
             gpu_memory_utilization=_number(labels, "gpu_memory_utilization"),
             cache_dtype=_word(labels, "cache_dtype"),
             enable_prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
-            sliding_window=_whole(labels, "sliding_window"),
             kv_offloading_size=_number(labels, "kv_offloading_size"),
         ),
     )

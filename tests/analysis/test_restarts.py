@@ -151,7 +151,7 @@ def test_a_source_that_has_done_nothing_is_a_source():
 def test_a_mixture_is_no_standstill():
     """Nothing is counted in it, so nothing can be said of what stands still."""
     history = by_turns(pair(told=True), "ABA" + "A" * 50)
-    assert history.moved_at == history.stepped_at == history.times[-1]
+    assert history.moved_at == history.times[-1]
 
 
 def test_sources_of_nearly_equal_counts_are_told_apart():
@@ -253,7 +253,6 @@ def test_a_restart_tells_what_was_last_seen_before_it():
     assert killed.restarts == 1
     assert killed.restart == Restart(
         at=106.0,
-        last_seen=last.t,
         kv_usage=value(last.body, "kv_cache_usage_perc"),
         kv_usage_max=1.0,
         preemptions=192,
@@ -268,13 +267,13 @@ def test_of_a_restart_only_the_last_minutes_before_it_are_told():
         for t in range(601)
     ]
     history = remembered([*polled, (640.0, body(engine(running=0, preemptions=0), start_time=2000.0))])
-    assert history.restart == Restart(640.0, 600.0, 0.4, 0.4, 300.0, 2.0)
+    assert history.restart == Restart(640.0, 0.4, 0.4, 300.0, 2.0)
 
 
 def test_what_a_restart_cannot_tell_is_unknown():
     """The old process had no gauges yet."""
     begun = [(start_time, body(engine(steps=1), start_time=start_time)) for start_time in (1.0, 9.0)]
-    assert remembered(begun).restart == Restart(9.0, 1.0, None, None, None, None)
+    assert remembered(begun).restart == Restart(9.0, None, None, None, None)
 
 
 def test_a_restart_forgets_which_readings_the_old_process_had():

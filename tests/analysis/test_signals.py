@@ -23,10 +23,9 @@ from support.real_recordings import (
     value,
 )
 
-from exporter.analysis.history import History
+from exporter.analysis.history import COUNTERS, History
 from exporter.analysis.signals import NAMES, Signals, Windows, compute, stale
 from exporter.vllm.exposition import CacheConfig, EngineKey, Reader, Snapshot
-from exporter.vllm.names import COUNTERS
 
 Polled = Iterable[tuple[float, bytes]]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from exporter.analysis.history import COUNTERS
 from exporter.standin.recording_loop import RecordingLoop, bundled_polls
 from exporter.vllm.exposition import Reader
-from exporter.vllm.names import COUNTERS
 
 
 @pytest.fixture(scope="module")

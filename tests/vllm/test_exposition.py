@@ -72,7 +72,6 @@ def test_all_that_one_body_of_the_exhaustion_run_says():
     assert (snapshot.cache.block_size, snapshot.cache.num_gpu_blocks) == (32, 200)
     assert (snapshot.cache.kv_cache_size_tokens, snapshot.cache.kv_cache_max_concurrency) == (6400, 3.125)
     assert snapshot.cache.enable_prefix_caching is True
-    assert snapshot.cache.sliding_window is None
     assert snapshot.version == (0, 26)
 
 
@@ -140,7 +139,7 @@ def test_both_dialects_of_the_same_content_give_the_same_snapshot():
     # Whether the client prints creation times is a setting of the whole process, not of this test.
     assert {reading: value for reading, value in snapshot.values.items() if reading != "created"} == {
         "requests_running": 3, "kv_usage": 0.25, "preemptions": 7,
-        "prompt_length_sum": 20, "prompt_length_count": 1,
+        "prompt_length_sum": 20,
     }  # fmt: skip
     assert snapshot.buckets == {"prompt_length": {1.0: 0, 50.0: 1, float("inf"): 1}}
     assert snapshot.key.model == bounded(labels["model_name"])
@@ -509,9 +508,7 @@ def test_a_cache_configuration_of_none_is_unknown():
         )
     )
     assert snapshot.cache
-    assert (snapshot.cache.block_size, snapshot.cache.num_gpu_blocks, snapshot.cache.sliding_window) == (
-        None,
-    ) * 3
+    assert (snapshot.cache.block_size, snapshot.cache.num_gpu_blocks) == (None, None)
     assert (snapshot.cache.cache_dtype, snapshot.cache.enable_prefix_caching) == (None, None)
     assert snapshot.cache.gpu_memory_utilization == 0.92
     assert snapshot.version == (0, 24)

@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from support.reference_reader import VERSIONS, classic_samples, exposition
 
 import exporter
@@ -58,11 +57,6 @@ def in_time(row: names.Name, version: str) -> bool:
     return names.version_key(row.since) <= key and (not row.until or key[: len(last)] <= last)
 
 
-def row_id(row: names.Name) -> str:
-    """What a test of one row is called."""
-    return f"{row.name}{'-' + row.value if row.value else ''}-{row.reading}"
-
-
 # The table and itself.
 
 
@@ -97,15 +91,21 @@ def test_rows_of_a_reading_stand_together_newest_name_first():
             assert names.version_key(earlier.since) >= names.version_key(later.since)
 
 
-@pytest.mark.parametrize("row", names.NAMES, ids=row_id)
-def test_a_row_is_written_as_the_reader_needs_it(row: names.Name):
-    """No prefix, no ``_total``; a label with its value; releases in order."""
-    assert not row.name.startswith(names.PREFIXES)
-    assert not row.name.endswith("_total")
-    assert bool(row.label) == bool(row.value)
-    assert not row.until or names.version_key(row.since) <= names.version_key(row.until)
-    assert (row.kind == "created") == row.name.endswith("_created")
-    assert (row.kind == "buckets") == row.name.endswith("_bucket")
+def well_formed(row: names.Name) -> bool:
+    """No prefix, no ``_total``; a label has its value; releases in order; endings of their kind only."""
+    return (
+        not row.name.startswith(names.PREFIXES)
+        and not row.name.endswith("_total")
+        and bool(row.label) == bool(row.value)
+        and (not row.until or names.version_key(row.since) <= names.version_key(row.until))
+        and (row.kind == "created") == row.name.endswith("_created")
+        and (row.kind == "buckets") == row.name.endswith("_bucket")
+    )
+
+
+def test_rows_are_written_as_the_reader_needs_them():
+    """Every row of the table."""
+    assert [row for row in names.NAMES if not well_formed(row)] == []
 
 
 def test_core_readings_exist():
@@ -128,51 +128,73 @@ def test_texts_of_all_releases_are_there():
     assert list(GUESSES) == VERSIONS
 
 
-@pytest.mark.parametrize("row", [row for row in names.NAMES if row.name not in CONNECTOR_ONLY], ids=row_id)
-def test_a_name_is_printed_by_the_releases_from_since_to_until_and_by_no_other(row: names.Name):
-    """By every one of them, with the label value that the row wants."""
-    for version in VERSIONS:
-        found = any(
-            name.removeprefix("vllm:") in names.spellings(row) and labels.get(row.label, "") == row.value
-            for name, labels, _ in classic_samples(exposition(version))
-        )
-        assert found == in_time(row, version), version
+def has_row(version: str, row: names.Name) -> bool:
+    """Whether a release prints a row's name in any spelling, with the label value that the row wants."""
+    return any(
+        name.removeprefix("vllm:") in names.spellings(row) and labels.get(row.label, "") == row.value
+        for name, labels, _ in classic_samples(exposition(version))
+    )
 
 
-@pytest.mark.parametrize("name", sorted(CONNECTOR_ONLY))
-def test_a_connector_s_name_is_in_no_text(name: str):
-    """Else it would be no exception and its releases could be checked."""
-    assert not any(word.startswith(name) for version in VERSIONS for word in printed(version))
+def test_a_name_is_printed_by_the_releases_from_since_to_until_and_by_no_other():
+    """Every row but those of connectors, in every release."""
+    checked = [row for row in names.NAMES if row.name not in CONNECTOR_ONLY]
+    wrong = [
+        (version, row)
+        for version in VERSIONS
+        for row in checked
+        if has_row(version, row) != in_time(row, version)
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("label", names.CACHE_LABEL_SINCE)
-def test_a_cache_label_that_tells_a_release_is_in_no_older_one(label: str):
-    """And its first release has it, where that is not older than the texts; later it may go again."""
-    since = names.version_key(names.CACHE_LABEL_SINCE[label])
-    having = [version for version in VERSIONS if label in cache_labels(version)]
-    later = [version for version in VERSIONS if names.version_key(version) >= since]
-    assert having[0] == later[0]
-    assert having == later[: len(having)]
+def test_names_of_connectors_are_in_no_text():
+    """Otherwise they would be no exceptions and their releases could be checked."""
+    words = {word for version in VERSIONS for word in printed(version)}
+    assert [word for word in words if word.startswith(tuple(CONNECTOR_ONLY))] == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_guess_of_the_release_is_a_lower_bound(version: str):
-    """Never newer than the server, and as new as the newest name or label that it shows."""
-    (snapshot,) = Reader().read(exposition(version)).engines.values()
+def test_a_cache_label_that_tells_a_release_is_in_no_older_one():
+    """And its first release has it, where that is not older than the texts; later releases may drop it."""
+    labels = {version: cache_labels(version) for version in VERSIONS}
+    wrong = []
+    for label, since in names.CACHE_LABEL_SINCE.items():
+        having = [version for version in VERSIONS if label in labels[version]]
+        later = [version for version in VERSIONS if names.version_key(version) >= names.version_key(since)]
+        if not having or having != later[: len(having)]:
+            wrong.append((label, since, having))
+    assert wrong == []
+
+
+def newest_sign(version: str) -> tuple[int, ...]:
+    """The release of the newest name or label that a text shows."""
     shown = [
         *(row.since for row in names.NAMES if printed(version).intersection(names.spellings(row))),
         *(names.CACHE_LABEL_SINCE.get(label, "0") for label in cache_labels(version)),
     ]
-    assert snapshot.version == GUESSES[version] == max(map(names.version_key, shown))
-    assert snapshot.version <= names.version_key(version)
+    return max(map(names.version_key, shown))
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_release_has_the_core_readings(version: str):
+def test_the_guess_of_the_release_is_a_lower_bound():
+    """Never newer than the server, and as new as the newest name or label that it shows."""
+    guesses = {
+        version: snapshot.version
+        for version in VERSIONS
+        for snapshot in Reader().read(exposition(version)).engines.values()
+    }
+    assert guesses == GUESSES == {version: newest_sign(version) for version in VERSIONS}
+    assert [version for version, guess in guesses.items() if guess > names.version_key(version)] == []
+
+
+def test_every_release_has_the_core_readings():
     """And its KV usage under the name that counts."""
-    (snapshot,) = Reader().read(exposition(version)).engines.values()
-    assert set(snapshot.values) >= names.CORE
-    assert not snapshot.untrusted
+    wrong = [
+        (version, names.CORE - set(snapshot.values), snapshot.untrusted)
+        for version in VERSIONS
+        for snapshot in Reader().read(exposition(version)).engines.values()
+        if snapshot.untrusted or not set(snapshot.values) >= names.CORE
+    ]
+    assert wrong == []
 
 
 # The wall around the table.
@@ -195,20 +217,18 @@ def _is_vllm_name(text: str) -> bool:
     return bare in spelt | {names.CACHE_CONFIG, names.LORA_INFO, names.START_TIME} or text in names.PREFIXES
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "vllm" / "names.py"],
-    ids=lambda path: str(path.relative_to(PACKAGE)),
-)
-def test_a_vllm_name_stands_only_in_the_table(path: Path):
-    """No other module has a string that is one; a sentence, a help text say, may mention one."""
+def vllm_names(path: Path) -> list[tuple[int, str]]:
+    """The strings of a module that are names of vLLM's, with their lines; a sentence may mention one."""
+    shown = SHOWN.get(path.relative_to(PACKAGE).as_posix(), set())
     strings = [
-        (node.lineno, node.value)
+        (node.lineno, node.value if isinstance(node.value, str) else node.value.decode("latin-1"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     ]
-    words = [(line, text.decode("latin-1") if isinstance(text, bytes) else text) for line, text in strings]
-    shown = SHOWN.get(path.relative_to(PACKAGE).as_posix(), set())
-    assert [
-        (line, text) for line, text in words if _is_vllm_name(text.strip("{ \n")) and text not in shown
-    ] == []
+    return [(line, text) for line, text in strings if _is_vllm_name(text.strip("{ \n")) and text not in shown]
+
+
+def test_a_vllm_name_stands_only_in_the_table():
+    """No other module has a string that is one."""
+    modules = sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "vllm" / "names.py"})
+    assert {path: found for path in modules if (found := vllm_names(path))} == {}
