@@ -1,4 +1,4 @@
-"""``whatif`` from every source, ``check --what-if`` and the forecast of a running exporter."""
+"""``whatif`` from every source, ``check --what-if``, and the forecast of a running exporter."""
 
 import asyncio
 import io
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("own_logging")
 
 @pytest.fixture
 def run(capsys):
-    """A function that runs the command; its status, output and complaints."""
+    """A function that runs the command; returns its status, output and errors."""
 
     def command(*arguments):
         status = cli.main(["whatif", *map(str, arguments)])
@@ -41,8 +41,8 @@ def run(capsys):
     return command
 
 
-def test_a_recording_is_believed_and_forecast(run):
-    """What a real storm would have become: the simulation of the present first, then every change."""
+def test_a_recording_is_simulated_and_forecast(run):
+    """The present of a real storm first, then every change."""
     status, out, err = run(STORM, *QUICK)
     assert (status, err) == (0, "")
     lines = out.splitlines()
@@ -57,23 +57,23 @@ def test_a_recording_is_believed_and_forecast(run):
 
 
 def test_a_recording_as_json(run):
-    """Everything of the table, for programs; the moment and a combination chosen."""
+    """The table for programs; with a chosen moment and a combination."""
     status, out, _ = run(STORM, *QUICK, "--json", "--at", "60", "--try", "seats=16+pool=x2")
     assert status == 0
-    told = json.loads(out)
-    assert told["engine"] == "0"
-    assert told["calibration"]["trusted"] is True
-    assert "seats=16+pool=x2" in [row["change"] for row in told["candidates"]]
-    scores = [row["score"] for row in told["candidates"] if not row["stuck"]]
+    document = json.loads(out)
+    assert document["engine"] == "0"
+    assert document["calibration"]["trusted"] is True
+    assert "seats=16+pool=x2" in [row["change"] for row in document["candidates"]]
+    scores = [row["score"] for row in document["candidates"] if not row["stuck"]]
     assert scores == sorted(scores, reverse=True)
-    assert set(told["now"]["figures"]) >= {
+    assert set(document["now"]["figures"]) >= {
         "preemptions_per_minute", "preemptions_per_request", "recomputed_ratio", "kv_peak_ratio",
         "queue_seconds", "output_tokens_per_second", "e2e_p50_seconds", "e2e_p95_seconds",
     }  # fmt: skip
 
 
 def test_a_load_by_flags(run):
-    """No server: whether to trust it is not known, unless somebody tells what a server does."""
+    """Without a server nothing checks the simulation, unless --observed gives a number."""
     _, out, _ = run(*LOOP, *QUICK)
     assert "what the server does is not known" in out
     _, out, _ = run(*LOOP, *QUICK, "--observed", "5")
@@ -81,7 +81,7 @@ def test_a_load_by_flags(run):
 
 
 def test_a_trace(run, tmp_path):
-    """At the times in the file, again and again."""
+    """At the times in the file, repeatedly."""
     path = tmp_path / "trace.csv"
     rows = "".join(f"{i / 2},{100 + i},{50 + i}\n" for i in range(40))
     path.write_text("arrival,prompt_tokens,output_tokens\n" + rows)
@@ -91,7 +91,7 @@ def test_a_trace(run, tmp_path):
 
 
 def test_a_workload_file_with_clients(run):
-    """The lengths of its requests, in a closed loop."""
+    """In a closed loop, with the lengths of its requests."""
     status, out, _ = run(WORKLOAD, "--clients", "16", *QUICK, *ENGINE)
     assert status == 0
     assert out.startswith("16 requests at a time, prompts of 233 tokens, answers of 478")
@@ -135,15 +135,15 @@ def test_a_failure_has_a_status_and_a_reason(run):
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self):
         """It is."""
         return True
 
 
-def test_a_terminal_gets_a_bar_and_a_pipe_silence():
-    """By tqdm; it is gone when the work is done."""
+def test_a_terminal_gets_a_bar_and_a_pipe_nothing():
+    """By tqdm; it is removed at the end."""
     with progress_bar(io.StringIO()) as silence:
         assert silence is None
     stream = Terminal()
@@ -169,8 +169,8 @@ def test_without_the_extra_there_is_a_plain_line(monkeypatch):
 
 @pytest.fixture(scope="module")
 def watched():
-    """An exporter that has watched a storm for some seconds: its base URL. It runs in a thread."""
-    ready, done, found = threading.Event(), threading.Event(), {}
+    """The base URL of an exporter, in a thread, that has polled a storm for some seconds, and its sidecar."""
+    ready, done, running = threading.Event(), threading.Event(), {}
 
     async def live():
         server = FakeServer("storm", host="127.0.0.1", port=0, version="0.32.0", model="m", seed=1)
@@ -182,10 +182,10 @@ def watched():
             whatif=WhatIfConfig(seeds=1),
         )
         sidecar = Sidecar(config)
-        found["base"], found["sidecar"] = await sidecar.start(), sidecar
+        running["base"], running["sidecar"] = await sidecar.start(), sidecar
         try:
-            while not any(  # noqa: ASYNC110 (what is waited for tells nobody)
-                load.prompts and load.prompts.count > 10
+            while not any(  # noqa: ASYNC110 (no event announces it)
+                load.prompt_tokens and load.prompt_tokens.count > 10
                 for load in sidecar.watched[0].pipeline.loads().values()
             ):
                 await asyncio.sleep(0.1)
@@ -198,13 +198,13 @@ def watched():
     thread = threading.Thread(target=asyncio.run, args=(live(),))
     thread.start()
     assert ready.wait(30)
-    yield found["base"], found["sidecar"]
+    yield running["base"], running["sidecar"]
     done.set()
     thread.join()
 
 
-async def ask(base, *paths):
-    """Statuses and objects of answers to questions asked at the same time."""
+async def request(base, *paths):
+    """Request several paths at once; returns the status and the object of each response."""
 
     async def one(session, path):
         async with session.get(base + path) as answer:
@@ -215,11 +215,11 @@ async def ask(base, *paths):
 
 
 @pytest.mark.long
-def test_the_status_tells_what_a_simulation_needs(watched):
+def test_the_status_has_what_a_simulation_needs(watched):
     """Of each engine: arrivals, lengths, steps, capacity."""
-    ((status, told),) = asyncio.run(ask(watched[0], "/api/v1/status"))
+    ((status, document),) = asyncio.run(request(watched[0], "/api/v1/status"))
     assert status == 200
-    load = told["targets"][0]["engines"]["0"]["load"]
+    load = document["targets"][0]["engines"]["0"]["load"]
     assert load["requests_running_mean"] + load["requests_waiting_mean"] == pytest.approx(48, abs=4)
     assert load["prompt_tokens"]["buckets"][-1][0] is None
     assert 50 < load["prompt_tokens"]["mean"] < 550
@@ -228,42 +228,42 @@ def test_the_status_tells_what_a_simulation_needs(watched):
 
 
 @pytest.mark.long
-def test_whatif_asks_a_running_exporter(watched, run):
+def test_whatif_reads_a_running_exporter(watched, run):
     """By its base URL or that of the status."""
     for url in (watched[0], f"{watched[0]}/api/v1/status"):
         status, out, err = run(url, *QUICK)
         assert (status, err) == (0, "")
         assert re.match(r"engine 0: 4\d requests at a time", out)
-        assert "taken for granted" not in out  # the server tells its settings
+        assert "taken for granted" not in out  # the server exposes its settings
 
 
 @pytest.mark.long
-def test_the_api_forecasts_when_asked_and_polls_go_on(watched):
-    """In a process of its own, one at a time: the second of two questions is refused."""
+def test_the_api_forecasts_while_polls_go_on(watched):
+    """In a separate process, one at a time: the second of two requests is rejected."""
     base, sidecar = watched
     before = sidecar.reading.t
-    answers = asyncio.run(ask(base, forecasts.PATH, forecasts.PATH))
+    answers = asyncio.run(request(base, forecasts.PATH, forecasts.PATH))
     assert sorted(status for status, _ in answers) == [200, 429]
-    told = next(body for status, body in answers if status == 200)
-    assert told["engine"] == "0"
-    assert told["now"]["figures"]["preemptions_per_minute"]["mean"] > 0
-    assert told["simulated"]["seeds"] == 1
-    assert {"suffices", "does not help"} & {row["verdict"] for row in told["candidates"]}
+    document = next(body for status, body in answers if status == 200)
+    assert document["engine"] == "0"
+    assert document["now"]["figures"]["preemptions_per_minute"]["mean"] > 0
+    assert document["simulated"]["seeds"] == 1
+    assert {"suffices", "does not help"} & {row["verdict"] for row in document["candidates"]}
     assert sidecar.reading.t > before
     refused = next(body for status, body in answers if status == 429)
     assert "one is made at a time" in refused["error"]
 
 
 @pytest.mark.long
-def test_an_unknown_engine_is_no_question(watched):
-    """404, and which there are."""
-    ((status, told),) = asyncio.run(ask(watched[0], f"{forecasts.PATH}?engine=9"))
-    assert (status, told["error"]) == (404, "wanted one of the engines 0, got 9")
+def test_an_unknown_engine_is_404(watched):
+    """With the names of the known ones."""
+    ((status, document),) = asyncio.run(request(watched[0], f"{forecasts.PATH}?engine=9"))
+    assert (status, document["error"]) == (404, "wanted one of the engines 0, got 9")
 
 
 @pytest.mark.long
-def test_a_forecast_that_takes_too_long_is_ended(watched, monkeypatch):
-    """504 after the time limit; the process is gone, and the next question is answered."""
+def test_a_forecast_that_takes_too_long_is_stopped(watched, monkeypatch):
+    """504 after the time limit; the process is gone."""
     _, sidecar = watched
     own = forecasts.Forecasts(sidecar.views.status_of_one, WhatIfConfig(time_limit=0.05))
     answer = asyncio.run(own._answer(None))
@@ -272,7 +272,7 @@ def test_a_forecast_that_takes_too_long_is_ended(watched, monkeypatch):
     assert own._process is None
 
 
-def test_what_is_not_known_yet_is_said():
+def test_without_data_there_is_no_forecast():
     """Before the first poll, and while nothing has finished."""
     empty = forecasts.Forecasts(lambda: {"targets": [{"engines": {}}]}, WhatIfConfig())
     assert asyncio.run(empty._answer(None)).status == 404
@@ -283,7 +283,7 @@ def test_what_is_not_known_yet_is_said():
 
 
 def test_a_forecast_that_fails_is_logged(monkeypatch, caplog):
-    """500, with the end of what the process complained of in the log."""
+    """500, with the end of the process's errors in the log."""
     monkeypatch.setattr(forecasts, "_question", lambda *_: b"no json")
     broken = forecasts.Forecasts(lambda: {"targets": [{"engines": {"0": {}}}]}, WhatIfConfig())
     assert asyncio.run(broken._answer(None)).status == 500
@@ -292,22 +292,22 @@ def test_a_forecast_that_fails_is_logged(monkeypatch, caplog):
 
 
 @pytest.mark.long
-def test_check_says_what_each_fix_would_do(tmp_path):
+def test_check_simulates_each_fix(tmp_path):
     """After its report, with the same status; as JSON too."""
     with Command(tmp_path, "simulate", "serve", "--port", "0", "--scenario", "storm") as server:
         url = until(lambda: re.search(r"(http\S+/metrics)", server.out), "the address")[1]
         folder = tmp_path / "check"
         folder.mkdir()
-        seen = ("check", url, "--for", "3s", "--poll.interval", "250ms", "--whatif.seeds", "1")
-        with Command(folder, *seen, "--what-if", "--json") as check:
+        words = ("check", url, "--for", "3s", "--poll.interval", "250ms", "--whatif.seeds", "1")
+        with Command(folder, *words, "--what-if", "--json") as check:
             assert check.end() in (0, 1, 2)
-    told = json.loads(check.out)
-    assert told["what_if"]["engine"] == "0"
-    assert told["what_if"]["candidates"] or told["what_if"]["error"]
+    document = json.loads(check.out)
+    assert document["what_if"]["engine"] == "0"
+    assert document["what_if"]["candidates"] or document["what_if"]["error"]
 
 
-def test_check_without_a_load_says_so(capsys):
-    """Nothing was seen at work: no forecast, and the report all the same."""
+def test_check_without_a_load_has_no_forecast(capsys):
+    """But its report."""
     status = cli.main(
         ["check", "http://127.0.0.1:9/metrics", "--for", "300ms", "--poll.interval", "0.2", "--what-if"]
     )
