@@ -1,7 +1,7 @@
 """The configuration: the one table of options, and how it is loaded from flags, environment and a YAML file.
 
 To add an option add a line to one of the dataclasses in ``sections.py``; flag, environment variable, key in
-the file, checks, `reference` and `describe` follow from it. How that works stands in ``options.py``.
+the file, checks, `reference` and `describe` follow from it. ``options.py`` explains how.
 """
 
 from exporter.config.facts import FACTS, Fact, as_number, parse_facts

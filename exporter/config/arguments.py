@@ -1,8 +1,7 @@
-"""vLLM's own arguments, as operators paste them, and the few of them that the analysis can use.
+"""Reads vLLM's own arguments, and keeps the few that the analysis uses.
 
-A line can hold ``--api-key`` and ``--hf-token``, so this is an allow-list: what `FIELDS` does not name is
-never looked at. Values are returned as they were written; whether they are good is for
-`exporter.config.parse_facts` to say.
+A line can hold ``--api-key`` and ``--hf-token``, so this is an allow-list: only the names in `FIELDS` are
+read. Values are returned as written; `exporter.config.parse_facts` checks them.
 """
 
 import json
@@ -61,7 +60,7 @@ _SHORT: Final = {
     "-sc": "speculative_config",
     "-tp": "tensor_parallel_size",
 }
-# Facts that are no flags of their own, as they would be written.
+# Facts without a flag of their own, and how they are written.
 _DOTTED: Final = {
     "num_speculative_tokens": "--speculative-config.num_speculative_tokens",
     "role": "--kv-transfer-config.kv_role",
@@ -81,9 +80,8 @@ def read(line: str) -> dict[str, object]:
     """Read an argument line, with or without the command before it, quoted and continued as in a shell.
 
     Returns:
-        What the line says, by the name of the fact, as it is written there; None where it says that the
-        fact is not known before the start (``--max-model-len auto``) or what cannot be read. The last one
-        of several wins.
+        Values by the name of the fact, as written; None if the server decides at its start
+        (``--max-model-len auto``) or the value cannot be read. The last of several values wins.
 
     Raises:
         ValueError: a quotation is not closed; the message does not repeat the line.
@@ -92,24 +90,24 @@ def read(line: str) -> dict[str, object]:
 
 
 def read_list(arguments: Iterable[str]) -> dict[str, object]:
-    """Read arguments that are apart already, as in a Kubernetes manifest; otherwise as `read`."""
+    """Read arguments that are split already, as in a Kubernetes manifest; otherwise as `read`."""
     tokens = list(_expanded(arguments))
     found: dict[str, object] = {}
     for token, after in zip_longest(tokens, tokens[1:], fillvalue=""):
         if token.startswith("-"):
             flag, equals, value = token.partition("=")
             own = value if equals else None
-            # What another flag takes as its value comes by here too: it says nothing, being no flag.
+            # The value of another flag passes here too, and gives no fact.
             found.update(_facts(_name(flag), own, after))
     return found
 
 
 def facts_of(config: str, fields: Mapping[str, object]) -> dict[str, object]:
-    """Pick the facts from one of vLLM's configuration objects; None for those it does not tell.
+    """Pick the facts from one of vLLM's configuration objects; None for those it lacks.
 
     Args:
         config: a key of `FIELDS`.
-        fields: what the object holds, unchecked.
+        fields: of the object, unchecked.
     """
     return {fact: _as_fact(fact, fields.get(field)) for field, fact in FIELDS[config].items()}
 
@@ -124,7 +122,7 @@ def fields_of(facts: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def join(facts: Mapping[str, object]) -> str:
-    """Write facts as the argument line that `read` would read them from."""
+    """Write facts as an argument line; the inverse of `read`."""
     parts = []
     for fact, value in facts.items():
         flag = _DOTTED.get(fact, "--" + fact.replace("_", "-"))
@@ -143,11 +141,11 @@ def _split(line: str) -> list[str]:
     try:
         return shlex.split(_CONTINUED.sub(" ", line))
     except ValueError:
-        raise ValueError("expected a line whose quotations are closed") from None
+        raise ValueError("expected a line with closed quotations") from None
 
 
 def _expanded(arguments: Iterable[str], *, whole: bool = True) -> Iterator[str]:
-    """Take apart what holds several arguments: ``sh -c "vllm serve ..."``, ``- --max-num-seqs 64``."""
+    """Split arguments that hold several: ``sh -c "vllm serve ..."``, ``- --max-num-seqs 64``."""
     command = False
     for argument in arguments:
         if whole and (command or _FLAG_AND_MORE.match(argument)):
@@ -170,11 +168,11 @@ def _name(flag: str) -> str:
 
 
 def _facts(name: str, own: str | None, after: str) -> dict[str, object]:
-    """What one flag says.
+    """The facts of one flag.
 
     Args:
-        name: as `_name` gives it.
-        own: what stands behind its ``=``.
+        name: as `_name` returns it.
+        own: the text after its ``=``, None without one.
         after: the argument that follows.
     """
     if name in _SWITCHES:
@@ -203,7 +201,7 @@ def _object(text: str | None) -> Mapping[str, object]:
 
 
 def _as_fact(fact: str, value: object) -> object:
-    """A value in the form in which the configuration takes it, as far as vLLM writes it otherwise."""
+    """Convert a value from vLLM's spelling to the configuration's."""
     if fact == "role":
         return _ROLES.get(value) if isinstance(value, str) else None
     if not isinstance(value, str):

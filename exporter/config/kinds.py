@@ -1,6 +1,6 @@
 """The kinds of values that only this configuration has: addresses, headers, labels, vLLM's argument line.
 
-Each says in words what is wanted, and reads a text or what YAML made of it.
+Each describes the expected value in words, and reads a text or a value from YAML.
 """
 
 import ipaddress
@@ -21,12 +21,12 @@ __all__ = [
 
 
 def _read_arguments(raw: object) -> Mapping[str, Fact]:
-    """Keep of vLLM's argument line what FACTS knows. No refusal repeats any of it: it can hold keys."""
+    """Keep the facts of vLLM's argument line. No error repeats any of it: it can hold keys."""
     if isinstance(raw, str):
         try:
             given = arguments.read(raw)
         except ValueError:
-            raise Refused(f": expected {ARGUMENTS.wanted}, got a quotation without its end") from None
+            raise Refused(f": expected {ARGUMENTS.wanted}, got an unclosed quotation") from None
     elif isinstance(raw, list) and all(isinstance(item, str) for item in raw):
         given = arguments.read_list(raw)
     else:
@@ -60,14 +60,14 @@ def _url(text: str) -> str:
 
 
 def _masked(url: str) -> str:
-    """A url as it may be shown: what a query holds may be a token."""
+    """Mask the values in a url's query: they may be tokens."""
     base, mark, query = url.partition("?")
     pairs = [part.partition("=") for part in query.split("&")]
     return base + mark + "&".join(name + equals + (equals and MASK) for name, equals, _ in pairs)
 
 
 def read_url(text: str) -> str | None:
-    """The url of a server's metrics as an option takes it, None where it makes no sense."""
+    """The url of a server's metrics, None if it is invalid."""
     try:
         return _url(text)
     except Refused:
@@ -75,7 +75,7 @@ def read_url(text: str) -> str | None:
 
 
 def _base_url(text: str) -> str:
-    """Check a url that a path is put behind."""
+    """Check a url to which a path will be added."""
     parts = _web_address(text, "http://alertmanager:9093")
     if parts.query:
         raise Refused(": expected a url without a query")
@@ -83,11 +83,13 @@ def _base_url(text: str) -> str:
 
 
 def _web_address(text: str, example: str) -> SplitResult:
-    """Take a url apart; nothing of it is repeated until it can hold no credentials."""
+    """Split a url; no error repeats it before it is known to hold no credentials."""
     if "@" in text:
         raise Refused(": expected a url without credentials (put them into headers or bearer_token_file)")
     if text.startswith(("http+unix:", "unix:")):
-        raise Refused(": unix sockets go into unix_socket; the url stays http://localhost/metrics")
+        raise Refused(
+            ": put the path of a unix socket into unix_socket; the url stays http://localhost/metrics"
+        )
     shown = text.partition("?")[0][:80]
     if not text.isprintable() or " " in text:
         raise Refused(": expected a url without spaces and control characters")
@@ -95,10 +97,10 @@ def _web_address(text: str, example: str) -> SplitResult:
         raise Refused(f": expected a url that begins with http:// or https://, got {shown!r}")
     try:
         parts = urlsplit(text)
-        good = bool(parts.hostname) and parts.port != 0 and not parts.fragment
+        valid = bool(parts.hostname) and parts.port != 0 and not parts.fragment
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise Refused(f": expected a url such as {example}, got {shown!r}")
     return parts
 
@@ -112,7 +114,7 @@ def _read_urls(raw: object) -> tuple[str, ...]:
     read = [attempt(BASE_URL, one, f"[{index}]", problems) for index, one in enumerate(given)]
     urls = [url for url in read if url is not None]
     if not problems and len(set(urls)) < len(urls):
-        problems.append(": expected every url once")
+        problems.append(": expected each url once")
     if problems:
         raise Refused(*problems)
     return tuple(urls)
@@ -137,7 +139,7 @@ def _read_target_labels(raw: object) -> Mapping[str, str]:
 
 
 def _labels(given: Mapping[str, Any], allowed: Callable[[str], bool], which: str) -> Mapping[str, str]:
-    """Labels whose names are allowed; `which` says which are."""
+    """Check labels; `which` describes the allowed names."""
     problems = []
     for name, value in given.items():
         if not is_label_name(name) or not allowed(name):
@@ -180,7 +182,7 @@ def _address_family(text: str) -> str:
     return text.lower()
 
 
-# What the exporter itself says of an alert.
+# The labels that the exporter itself puts on an alert.
 _OWN_LABELS = ("alertname", "severity", "source", "model_name", "engine")
 
 
@@ -204,7 +206,7 @@ def _address(text: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, str]:
-    """Host and port of an address that was read, as texts."""
+    """Host and port of a valid address, as texts."""
     host, _, port = text.rpartition(":")
     return host, port
 
@@ -218,7 +220,7 @@ HEADERS = entries(
 )
 SERVER_FACTS = entries(
     "facts",
-    "a mapping of what is known about the server",
+    "a mapping of settings of the server",
     lambda given: parse_facts(given, strict=True),
     lambda facts: {name: FACTS[name].kind.show(value) for name, value in facts.items()},
 )

@@ -1,4 +1,4 @@
-"""How the configuration is loaded: from flags, the environment and a file, with all that is wrong at once."""
+"""Loads the configuration from flags, the environment and a file; reports all problems at once."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from exporter.config.table import BY_ENV, BY_KEY, FILE, in_file
 
 __all__ = ["load"]
 
-# Kubernetes sets these in every pod of a namespace that has a service called vllm-pressure-something.
+# Kubernetes sets these in every pod of a namespace with a service called vllm-pressure-something.
 _SERVICE_LINK = re.compile(
     r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)=|_PORT=(tcp|udp|sctp)://"
 )
@@ -36,20 +36,20 @@ def load(
     read_file: Callable[[str], str],
     only: str | None = None,
 ) -> Config:
-    """Load the configuration: flags go before environment, environment before file, file before defaults.
+    """Load the configuration: flags override the environment, which overrides the file.
 
     Args:
-        flags: values by key (``web.listen_address``, and ``config.file``); None is a flag that was not given.
-        environ: the environment; a variable that is set to nothing counts as not set.
+        flags: values by key (``web.listen_address``, and ``config.file``); None for a flag not given.
+        environ: the environment; an empty variable counts as not set.
         read_file: returns the text of a file; may raise OSError or ValueError.
-        only: the url of the one server that is meant, instead of all that the file names. Where the file
-            has it, what the file says of it counts.
+        only: the url of the one server that is wanted, instead of all in the file. If the file has it, the
+            file's options for it apply.
 
     Returns:
         The configuration.
 
     Raises:
-        ConfigError: with everything that is wrong, in whatever source.
+        ConfigError: with every problem of every source.
     """
     problems: list[str] = []
     over, spelled = _overlay(flags, environ, problems)
@@ -80,7 +80,7 @@ def load(
 
 
 def _beside(path: object, files: FileTargetsConfig) -> FileTargetsConfig:
-    """File names count from the folder of the configuration's own file, as in Prometheus."""
+    """File names are relative to the folder of the configuration file, as in Prometheus."""
     folder = os.path.dirname(path) if isinstance(path, str) else ""  # noqa: PTH120 (may hold a pattern)
     return replace(files, files=tuple(os.path.join(folder, name) for name in files.files))  # noqa: PTH118
 
@@ -88,7 +88,7 @@ def _beside(path: object, files: FileTargetsConfig) -> FileTargetsConfig:
 def _chosen(
     url: str, targets: tuple[TargetConfig, ...], over: Mapping[str, object], problems: list[str]
 ) -> TargetConfig:
-    """The one server that is meant, with what the file says of it."""
+    """The one server that is wanted, with the file's options for it."""
     read = attempt(kinds.URL, url, BY_KEY["target.url"].flag, problems)
     for target in targets:
         if target.url == read:
@@ -97,7 +97,7 @@ def _chosen(
 
 
 def _expand(labels: Mapping[str, str], environ: Mapping[str, str], problems: list[str]) -> Mapping[str, str]:
-    """Put the environment's values where labels say ``${NAME}``; a label without a value is left out."""
+    """Replace ``${NAME}`` in labels with the environment's values; a label without a value is left out."""
     missing = {
         f"alertmanager.external_labels.{label}: expected {name} in the environment, got nothing"
         for label, value in labels.items()
@@ -118,7 +118,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 def _overlay(
     flags: Mapping[str, str | None], environ: Mapping[str, str], problems: list[str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Read environment and flags: values by key (`Refused` for a bad one), and how each was spelled."""
+    """Read environment and flags: values by key (`Refused` for an invalid one), and how each was spelled."""
     over: dict[str, object] = {}
     spelled: dict[str, str] = {}
     for key, name, raw in (*_from_environ(environ, problems), *_from_flags(flags, problems)):
@@ -151,13 +151,15 @@ def _from_flags(flags: Mapping[str, str | None], problems: list[str]) -> Iterato
         elif row.has_flag:
             yield key, row.flag, raw
         elif row.has_env:
-            problems.append(f"{row.flag}: a secret among arguments is seen by all; expected it in {row.env}")
+            problems.append(
+                f"{row.flag}: everybody can see a secret among arguments; expected it in {row.env}"
+            )
         else:
             problems.append(f"{row.flag}: {_only_in_file(row)}")
 
 
 def _only_in_file(row: Option) -> str:
-    return f"expected {in_file(row.key)} in the file, which alone can hold a mapping"
+    return f"expected {in_file(row.key)} in the file; only a file can hold a mapping"
 
 
 def _read_tree(path: object, read_file: Callable[[str], str], problems: list[str]) -> dict[str, object]:
@@ -179,12 +181,12 @@ def _read_tree(path: object, read_file: Callable[[str], str], problems: list[str
 def _read_targets(
     given: object, over: Mapping[str, object], problems: list[str], *, found: bool
 ) -> tuple[TargetConfig, ...]:
-    """Read the targets that are named; where others are `found` there need be none."""
+    """Read the listed targets; with discovery (`found`) there may be none."""
     if given is None:
         alone = read_section(TargetConfig, None, "target.", over, problems)[0]
         return () if found and not over else (alone,)
     if given == [] and not found:
-        problems.append("targets: expected a target, got none (without the key the default is watched)")
+        problems.append("targets: expected a target, got none (remove the key to watch the default)")
     targets = _read_list(TargetConfig, given, "targets", problems)
     seen: dict[object, int] = {}
     for index, target in enumerate(targets):

@@ -1,7 +1,7 @@
-"""How an option is described, read and shown. Which options there are stands in ``sections.py``.
+"""How an option is described, read and shown. The options themselves are in ``sections.py``.
 
-An option is one line in a dataclass: ``window: float = option(60.0, duration(1, 3600), "why so much")``.
-The field is typed for its readers, and its name, default, kind and reason are each written once.
+An option is one line in a dataclass: ``window: float = option(60.0, duration(1, 3600), "span of rates")``.
+The field has a type, and its name, default, kind and help are each written once.
 Flags, environment and file are all read as text by the same `Kind`, so that a value means the same in each.
 """
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound="Section")
 ENV_PREFIX = "VLLM_PRESSURE_"
 MASK = "<secret>"
 
-_SHOWN = 80  # characters of a refused value that an error repeats
+_SHOWN = 80  # characters of a rejected value that an error repeats
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _WHOLE = re.compile(r"[-+]?[0-9]{1,20}")
 _NUMBER = re.compile(r"[-+.0-9eE]{1,40}")
@@ -33,7 +33,7 @@ _BYTES = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1
 
 
 class Secret:
-    """A text that is never printed: only `reveal` gives it away."""
+    """A text that is never printed: only `reveal` returns it."""
 
     __slots__ = ("_value",)
 
@@ -41,7 +41,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the text itself, for the one place that sends it."""
+        """Return the text itself, for the code that sends it."""
         return self._value
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class Secret:
 
 
 class ConfigError(ValueError):
-    """Everything that is wrong with the configuration: `problems`, each with the path of its key."""
+    """An invalid configuration: all `problems`, each with the path of its key."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems: tuple[str, ...] = tuple(problems)
@@ -63,7 +63,7 @@ class ConfigError(ValueError):
 
 
 class Refused(Exception):  # noqa: N818 - not an error of the program; becomes lines of a ConfigError
-    """A value was refused. Each of `endings` follows the value's path in the message (``: expected ...``)."""
+    """A value was rejected. Each of `endings` follows its path in the message (``: expected ...``)."""
 
     def __init__(self, *endings: str) -> None:
         self.endings = endings
@@ -72,7 +72,7 @@ class Refused(Exception):  # noqa: N818 - not an error of the program; becomes l
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T_co]):
-    """A kind of value: its `name` in usage texts, what is `wanted`, how it is read and shown.
+    """A kind of value: its `name` in usage texts, the `wanted` value in words, its reader and its printer.
 
     `read` takes text, number or boolean (`structured`: a mapping) and returns the value or raises `Refused`.
     `show` turns the value into what a configuration file would hold, with secrets masked.
@@ -87,7 +87,7 @@ class Kind(Generic[T_co]):
 
 
 def shape(raw: object) -> str:
-    """Name the shape of a value without repeating it, for it may hold a secret."""
+    """Name the shape of a value without repeating it; it may hold a secret."""
     names = {type(None): "nothing", str: "text", dict: "a mapping", list: "a list"}
     return names.get(type(raw), "something else")
 
@@ -239,7 +239,7 @@ def entries(
 
     def read(raw: object) -> Mapping[str, T]:
         if not isinstance(raw, Mapping):
-            # The text itself stays unsaid: ``headers: "Authorization: Bearer ..."`` is a likely slip.
+            # The text is not repeated: ``headers: "Authorization: Bearer ..."`` is a likely slip.
             raise Refused(f": expected {wanted}, got {shape(raw)}")
         values, problems = read_entries(raw)
         if problems:
@@ -251,7 +251,7 @@ def entries(
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table: dotted key, kind, default, and a help text that gives the reason."""
+    """One row of the table: dotted key, kind, default and help text."""
 
     key: str
     kind: Kind[object]
@@ -284,13 +284,13 @@ class Section:
     """The base of the dataclasses that make up the configuration."""
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together, as ``key: sentence``."""
+        """Report values that contradict each other, as ``key: sentence``."""
         return ()
 
 
-def option(default: T, kind: Kind[T], why: str, *, key: str = "") -> T:
-    """Declare a field of a `Section` as an option. `key` is its name in the file where that is another."""
-    metadata = {"option": Option(key, kind, default, why)}
+def option(default: T, kind: Kind[T], text: str, *, key: str = "") -> T:
+    """Declare a field of a `Section` as an option. `key` is its name in the file if that differs."""
+    metadata = {"option": Option(key, kind, default, text)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -302,7 +302,7 @@ def section(kind: type[S]) -> S:
 
 
 def _rows(kind: type[Section]) -> dict[str, tuple[str, type[Section] | Option | None]]:
-    """List what a section holds: key -> (field, section or option; None where its owner sees to it)."""
+    """List the fields of a section: key -> (field, section or option; None if its owner reads it)."""
     rows: dict[str, tuple[str, type[Section] | Option | None]] = {}
     for field in dataclasses.fields(kind):
         what = field.metadata.get("section") or field.metadata.get("option")
@@ -311,7 +311,7 @@ def _rows(kind: type[Section]) -> dict[str, tuple[str, type[Section] | Option | 
 
 
 def options_of(kind: type[Section], prefix: str) -> Iterable[Option]:
-    """Yield the options of a section and of all within it, with their whole keys."""
+    """Yield the options of a section and of all sections in it, with their whole keys."""
     for key, (_, what) in _rows(kind).items():
         if isinstance(what, Option):
             yield dataclasses.replace(what, key=prefix + key)
@@ -320,7 +320,7 @@ def options_of(kind: type[Section], prefix: str) -> Iterable[Option]:
 
 
 def attempt(kind: Kind[T], raw: object, path: str, problems: list[str]) -> T | None:
-    """Read one value; when it is refused add to `problems` and return None."""
+    """Read one value; if it is rejected add to `problems` and return None."""
     try:
         return kind.read(raw)
     except Refused as refused:
@@ -329,8 +329,8 @@ def attempt(kind: Kind[T], raw: object, path: str, problems: list[str]) -> T | N
 
 
 def unknown(key: str, known: Iterable[str]) -> str:
-    """Say that a key is unknown, and which one may have been meant."""
-    import difflib  # noqa: PLC0415 (for a slip only)
+    """Report an unknown key, and the known one that may have been meant."""
+    import difflib  # noqa: PLC0415 (needed for a slip only)
 
     near = difflib.get_close_matches(key, list(known), n=1)
     shown = key if _WORD.fullmatch(key) else repr(key[:_SHOWN])
@@ -340,17 +340,17 @@ def unknown(key: str, known: Iterable[str]) -> str:
 def read_section(
     kind: type[S], given: object, path: str, over: Mapping[str, object], problems: list[str]
 ) -> tuple[S, bool]:
-    """Build a section from what the file holds, `over` laid over it.
+    """Build a section from the file's values, overridden by `over`.
 
     Args:
         kind: the dataclass.
-        given: the file's part for it, unchecked; None where the file says nothing.
-        path: what its keys begin with in `problems`, ``targets[0].``.
+        given: the file's part for it, unchecked; None if the file has none.
+        path: prefix of its keys in `problems`, such as ``targets[0].``.
         over: values from flags and environment by key within this section; a `Refused` stands for a bad one.
-        problems: what is wrong is added here.
+        problems: errors are added here.
 
     Returns:
-        The section, with defaults in place of bad values, and whether all was good.
+        The section, with defaults in place of invalid values, and whether all values were valid.
     """
     if given is not None and not isinstance(given, dict):
         problems.append(f"{path.rstrip('.')}: expected a mapping of options, got {shape(given)}")
@@ -373,13 +373,13 @@ def read_section(
             good = good and fine
     good = good and len(problems) == before
     built = kind(**values)
-    if good:  # a default in place of a bad value could only make up conflicts
+    if good:  # a default in place of an invalid value could cause false conflicts
         problems += [path + conflict for conflict in built.conflicts()]
     return built, good
 
 
 def plain(part: Section) -> dict[str, object]:
-    """Turn a section into what a file would hold: secrets masked, what is not set left out."""
+    """Turn a section into the contents of a file: secrets masked, unset values left out."""
     shown: dict[str, object] = {}
     for key, (field, what) in _rows(type(part)).items():
         value = getattr(part, field)
@@ -400,15 +400,15 @@ def read_yaml(text: str, name: str, named: str = "") -> tuple[dict[str, object],
     """Read a YAML mapping as nested dicts, lists, texts and None, strictly.
 
     Scalars stay the text that was written (``0123`` and ``1e3`` are not yet numbers: the option's kind
-    decides). A duplicated key is a problem; plain YAML would keep the last without a word.
+    decides). A duplicated key is a problem; plain YAML would silently keep the last.
 
     Args:
         text: the document.
-        name: what to call it in problems that have no key.
+        name: of the document, for problems without a key.
         named: the path of a mapping whose keys are names, which may be more than plain words.
 
     Returns:
-        The tree, and the problems. They never repeat a part of the text, which may hold secrets.
+        The tree, and the problems, which never repeat a part of the text: it may hold secrets.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -427,13 +427,13 @@ def read_yaml(text: str, name: str, named: str = "") -> tuple[dict[str, object],
         return {}, [f"{name}: bad yaml: an escape or number that is out of range"]
     except RecursionError:
         return {}, [f"{name}: bad yaml: nested too deeply"]
-    if isinstance(tree, dict) or tree is None:  # nothing, or nothing but comments, is no error
+    if isinstance(tree, dict) or tree is None:  # an empty file, or only comments, is no error
         return tree or {}, reader.problems
     return {}, [*reader.problems, f"{name}: expected a mapping of options, got {shape(tree)}"]
 
 
 def _without_quotes(problem: str) -> str:
-    """Drop what PyYAML quotes from the text (an alias, a tag), but keep ``expected ',' or ']'``."""
+    """Drop PyYAML's quotes from the text (an alias, a tag), but keep ``expected ',' or ']'``."""
 
     def keep(found: re.Match[str]) -> str:
         inner = found[2]
@@ -450,7 +450,7 @@ _OPEN = object()  # a node whose value is being read
 
 
 class _YamlReader:
-    """Turns nodes into values, and remembers what was wrong."""
+    """Turns nodes into values, and collects the problems."""
 
     def __init__(self, named: str) -> None:
         self.problems: list[str] = []
@@ -458,7 +458,7 @@ class _YamlReader:
         self._known: dict[int, object] = {}  # each aliased node once: aliases of aliases grow exponentially
 
     def value(self, node: yaml.Node, path: str) -> object:
-        """Return the value of a node that is found at `path`."""
+        """Return the value of the node at `path`."""
         if node.tag not in _TAGS:
             self._problem(path, node, "a tag that is not supported")
             return None
@@ -468,7 +468,7 @@ class _YamlReader:
             self._known[id(node)] = _OPEN
             self._known[id(node)] = self._collection(node, path)
         if self._known[id(node)] is _OPEN:
-            self._problem(path, node, "an alias within what it stands for")
+            self._problem(path, node, "an alias inside the value that it refers to")
             return None
         return self._known[id(node)]
 
@@ -480,7 +480,7 @@ class _YamlReader:
         for key_node, value_node in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else ""
             line = key_node.start_mark.line + 1
-            word = _WORD.fullmatch(key)  # else not repeated: it may be half of a secret's line
+            word = _WORD.fullmatch(key)  # otherwise not repeated: it may be half of a secret's line
             shown = key if word else "(a name)"
             here = f"{path}.{shown}" if path else shown
             if not word and not (path and path == self._named and _is_name(key_node)):

@@ -1,4 +1,4 @@
-"""The sections of the configuration: each option stands here once, with its kind, default and help."""
+"""The sections of the configuration: each option once, with its kind, default and help."""
 
 # ruff: noqa: RUF009 - option() and section() are dataclasses.field() with a typed default
 
@@ -26,29 +26,31 @@ from exporter.config.options import (
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig(Section):
-    """How an ``https`` target is verified, and how the exporter shows who it is."""
+    """TLS of a connection: how the server is verified, and the exporter's own certificate."""
 
-    ca_file: str | None = option(None, TEXT, "authorities to trust (PEM) instead of the system's")
+    ca_file: str | None = option(None, TEXT, "file of trusted authorities (PEM) instead of the system's")
     cert_file: str | None = option(None, TEXT, "client certificate (PEM; may hold its key too)")
     key_file: str | None = option(None, TEXT, "key of the client certificate (PEM), if not in cert_file")
-    server_name: str | None = option(None, TEXT, "name that the certificate must bear instead of the host")
-    insecure_skip_verify: bool = option(False, BOOLEAN, "accept any certificate; for trying things out only")
+    server_name: str | None = option(
+        None, TEXT, "name that the certificate must contain instead of the host's"
+    )
+    insecure_skip_verify: bool = option(False, BOOLEAN, "accept any certificate; for tests only")
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         if self.key_file and not self.cert_file:
             yield "key_file: a key without cert_file has no effect"
 
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig(Section):
-    """One vLLM server: where its metrics are, how to ask for them, what is known about it."""
+    """One vLLM server: the address of its metrics, the credentials, the settings that the operator knows."""
 
     url: str = option(
-        "http://127.0.0.1:8000/metrics", kinds.URL, "vLLM's metrics; /metrics is the default path"
+        "http://127.0.0.1:8000/metrics", kinds.URL, "address of vLLM's metrics; /metrics is the default path"
     )
     facts: Mapping[str, Fact] = option(
-        {}, kinds.SERVER_FACTS, "what it runs with, for advice in numbers", key="config"
+        {}, kinds.SERVER_FACTS, "settings that the server runs with, for advice with numbers", key="config"
     )
     headers: Mapping[str, Secret] = option(
         {}, kinds.HEADERS, "headers sent with every request; values are secret"
@@ -60,11 +62,11 @@ class TargetConfig(Section):
     labels: Mapping[str, str] = option(
         {},
         kinds.TARGET_LABELS,
-        "labels of all its series, such as namespace and pod; with them comes `target`",
+        "labels of all its series, such as namespace and pod; adds `target` too",
     )
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         yield from _ways_to_ask(self)
         if self.tls != TlsConfig() and not self.url.startswith("https://"):
             yield "tls: has no effect on a url that does not begin with https://"
@@ -79,7 +81,7 @@ def _ways_to_ask(target: "TargetConfig | AccessConfig") -> Iterable[str]:
 
 
 def _same(name: str) -> Any:
-    """Declare a field as `TargetConfig` has it."""
+    """Declare a field in the same way as `TargetConfig`."""
     of_target = next(one for one in fields(TargetConfig) if one.name == name)
     default: dict[str, Any] = {"default": of_target.default, "default_factory": of_target.default_factory}
     return field(**default, metadata=of_target.metadata)
@@ -87,7 +89,7 @@ def _same(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AccessConfig(Section):
-    """How discovered targets are asked, and what is known about them: the same for all of one entry."""
+    """Credentials and known settings of discovered targets: the same for all targets of one entry."""
 
     facts: Mapping[str, Fact] = _same("facts")
     headers: Mapping[str, Secret] = _same("headers")
@@ -108,24 +110,26 @@ class AccessConfig(Section):
         )
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         return _ways_to_ask(self)
 
 
 @dataclass(frozen=True, slots=True)
 class DnsTargetsConfig(AccessConfig):
-    """Targets that a name in DNS stands for, one for each address: a headless service, for instance."""
+    """Targets from a name in DNS, one per address: a headless service, for instance."""
 
-    name: str = option("", kinds.HOST_NAME, "name to look up; every address it has is a target")
+    name: str = option("", kinds.HOST_NAME, "name to look up; each of its addresses is a target")
     port: int = option(8000, whole(1, 65535), "port of every target")
     path: str = option("/metrics", kinds.PATH, "path of the metrics")
-    scheme: str = option("http", choice("http", "https"), "how to ask; a certificate must bear the name")
+    scheme: str = option(
+        "http", choice("http", "https"), "protocol; with https the certificate must contain the name"
+    )
     refresh: float = option(30.0, duration(1, HOUR), "time between look-ups")
-    type: str = option("a", kinds.FAMILY, "which addresses are looked up")
+    type: str = option("a", kinds.FAMILY, "kind of addresses: a for IPv4, aaaa for IPv6")
     labels: Mapping[str, str] = _same("labels")
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         yield from _ways_to_ask(self)
         if not self.name:
             yield "name: expected a name to look up, got nothing"
@@ -135,13 +139,13 @@ class DnsTargetsConfig(AccessConfig):
 
 @dataclass(frozen=True, slots=True)
 class FileTargetsConfig(AccessConfig):
-    """Targets that stand in files of Prometheus' ``file_sd`` form, which others write."""
+    """Targets from files in Prometheus' ``file_sd`` format, which other programs write."""
 
     files: tuple[str, ...] = option((), kinds.GLOBS, "files in JSON or YAML; relative to this file's folder")
-    refresh: float = option(5.0, duration(1, HOUR), "how often the files are looked at for changes")
+    refresh: float = option(5.0, duration(1, HOUR), "time between checks of the files for changes")
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         yield from _ways_to_ask(self)
         if not self.files:
             yield "files: expected a list of file names, got nothing"
@@ -149,18 +153,20 @@ class FileTargetsConfig(AccessConfig):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(Section):
-    """What the engine was started with."""
+    """The command line that started the engine."""
 
     args: Mapping[str, Fact] | None = option(
-        None, kinds.ARGUMENTS, "vLLM's argument line; only what advice in numbers needs is kept, no keys"
+        None, kinds.ARGUMENTS, "vLLM's argument line; only settings for advice with numbers are kept, no keys"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WebFileConfig(Section):
-    """Who may see the exporter's own pages, and over which connections."""
+    """Access to the exporter's own pages."""
 
-    file: str | None = option(None, TEXT, "TLS and basic authentication, in exporter-toolkit's format")
+    file: str | None = option(
+        None, TEXT, "file with TLS and basic authentication, in exporter-toolkit's format"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,32 +174,34 @@ class WebConfig(Section):
     """The exporter's own pages."""
 
     listen_address: str = option(
-        "[::]:21900", kinds.ADDRESS, "where to serve; [::] is IPv4 too, port 0 any free"
+        "[::]:21900", kinds.ADDRESS, "address to serve on; [::] includes IPv4, port 0 is any free port"
     )
-    enable_lifecycle: bool = option(False, BOOLEAN, "answer POST /-/reload; SIGHUP always reloads")
+    enable_lifecycle: bool = option(False, BOOLEAN, "allow POST /-/reload; SIGHUP always reloads")
     config: WebFileConfig = section(WebFileConfig)
 
     @property
     def host(self) -> str:
-        """The host to listen on, without brackets; ``::`` where the address names none."""
+        """The host to listen on, without brackets; ``::`` if the address names none."""
         return kinds.split_address(self.listen_address)[0].strip("[]") or "::"
 
     @property
     def port(self) -> int:
-        """The port to listen on; 0 is any free one."""
+        """The port to listen on; 0 for any free one."""
         return int(kinds.split_address(self.listen_address)[1])
 
 
 @dataclass(frozen=True, slots=True)
 class PollConfig(Section):
-    """How the target is asked."""
+    """How targets are polled."""
 
     interval: float = option(1.0, duration(0.1, 60), "time between polls; a storm builds up in seconds")
-    timeout: float = option(3.0, duration(0.1, 60), "one poll's limit; a busy vLLM took 2s at the worst")
-    max_body_bytes: int = option(8 << 20, size(1 << 10, 1 << 30), "largest body read; vLLM's are some 64KiB")
-    concurrency: int = option(256, whole(1, 10_000), "polls under way at once, of all targets")
+    timeout: float = option(3.0, duration(0.1, 60), "time limit of one poll; a busy vLLM took up to 2s")
+    max_body_bytes: int = option(
+        8 << 20, size(1 << 10, 1 << 30), "largest body accepted; vLLM's are about 64KiB"
+    )
+    concurrency: int = option(256, whole(1, 10_000), "polls under way at once, over all targets")
     max_targets: int = option(
-        1000, whole(1, 100_000), "more targets than this are not watched, and it is said"
+        1000, whole(1, 100_000), "targets beyond this number are ignored, with a warning"
     )
 
 
@@ -201,70 +209,126 @@ class PollConfig(Section):
 class LogConfig(Section):
     """The log on standard error."""
 
-    level: str = option("info", choice("debug", "info", "warning", "error"), "least level that is logged")
-    format: str = option("logfmt", choice("logfmt", "json"), "form of a line; json is for collectors")
+    level: str = option("info", choice("debug", "info", "warning", "error"), "lowest level that is logged")
+    format: str = option("logfmt", choice("logfmt", "json"), "format of a line; json suits log collectors")
 
 
 @dataclass(frozen=True, slots=True)
 class AnalysisConfig(Section):
     """Windows and thresholds of the analysis."""
 
-    window: float = option(60.0, duration(5, HOUR), "span of rates: a storm shows, one odd poll does not")
-    long_window: float = option(300.0, duration(5, HOUR), "span of ratios per request: answers take minutes")
-    max_age: float = option(5.0, duration(1, 600), "a reading older than this (and 3 polls) is unknown")
-    startup_grace: float = option(900.0, duration(0, DAY), "loading a large model may take a quarter hour")
-    hold: float = option(30.0, duration(0, HOUR), "a verdict falls or changes sideways once in this time")
+    window: float = option(
+        60.0, duration(5, HOUR), "span of rates; long enough that one odd poll does not count"
+    )
+    long_window: float = option(300.0, duration(5, HOUR), "span of ratios per request; answers take minutes")
+    max_age: float = option(5.0, duration(1, 600), "readings older than this (and 3 polls) count as unknown")
+    startup_grace: float = option(
+        900.0, duration(0, DAY), "no alarm for a server that is still starting; large models load for minutes"
+    )
+    hold: float = option(
+        30.0,
+        duration(0, HOUR),
+        "minimum time between two changes of a verdict that do not raise its severity",
+    )
     # Progress.
-    stall_after: float = option(60.0, duration(5, HOUR), "so long without progress is a stall")
-    deadlock_after: float = option(45.0, duration(5, HOUR), "longer than a mass preemption's pause of 15s")
+    stall_after: float = option(60.0, duration(5, HOUR), "time without progress that counts as a stall")
+    deadlock_after: float = option(
+        45.0,
+        duration(5, HOUR),
+        "time with nothing running that counts as a deadlock; mass preemption pauses 15s",
+    )
     # Preemption.
-    burst_window: float = option(10.0, duration(2, 60), "span in which a storm is to be seen at once")
-    burst_count: int = option(5, whole(1, 10_000), "fewer preemptions in that span are no storm yet")
-    thrash_ratio: float = option(0.8, number(0.05, 100), "per finished request: healthy runs had 0.08")
-    thrash_leave_ratio: float = option(0.4, number(0.0, 100), "below this a storm is over; storms had 2.4")
-    tokens_fallen: float = option(0.5, number(0.05, 1), "share of the engine's own tokens/s that is harm")
-    light_for: float = option(90.0, duration(5, HOUR), "one preemption is spoken of for this long")
-    light_ratio: float = option(0.03, number(0.0, 1), "per finished request; fewer are hardly any")
-    kv_full: float = option(0.9, number(0.5, 1), "full, where request lengths are unknown")
-    kv_roomy: float = option(0.75, number(0.1, 1), "preemption below this had another cause; storms reach 1")
+    burst_window: float = option(10.0, duration(2, 60), "span in which a sudden storm is detected")
+    burst_count: int = option(5, whole(1, 10_000), "preemptions in that span that make a storm")
+    thrash_ratio: float = option(
+        0.8, number(0.05, 100), "preemptions per finished request that make a storm; healthy runs had 0.08"
+    )
+    thrash_leave_ratio: float = option(
+        0.4, number(0.0, 100), "preemptions per finished request below which a storm ends; storms had 2.4"
+    )
+    tokens_fallen: float = option(
+        0.5, number(0.05, 1), "tokens/s below this share of the engine's usual level count as harm"
+    )
+    light_for: float = option(
+        90.0, duration(5, HOUR), "keep reporting preemption_light this long after the last preemption"
+    )
+    light_ratio: float = option(
+        0.03, number(0.0, 1), "fewer preemptions per finished request than this are ignored"
+    )
+    kv_full: float = option(
+        0.9, number(0.5, 1), "KV usage that counts as full if request lengths are unknown"
+    )
+    kv_roomy: float = option(
+        0.75, number(0.1, 1), "KV usage below which a preemption had another cause; storms reach 1"
+    )
     # Queue.
-    queue_window: float = option(30.0, duration(5, HOUR), "a queue that lasts; bursts drain in seconds")
-    queue_share: float = option(0.8, number(0.1, 1), "share of polls with a queue; odd readings happen")
-    queue_leave_share: float = option(0.3, number(0.0, 1), "below this the queue is gone")
-    seats_share: float = option(0.6, number(0.1, 1), "share of polls at the limit or one less")
-    deferred_share: float = option(0.5, number(0.1, 1), "share of the waiting that waits for something else")
-    drain_critical: float = option(600.0, duration(10, DAY), "a deferred queue this long is critical")
-    budget_share: float = option(0.75, number(0.1, 1), "steps this full of max_num_batched_tokens are full")
+    queue_window: float = option(
+        30.0, duration(5, HOUR), "time that a queue must last; bursts drain in seconds"
+    )
+    queue_share: float = option(0.8, number(0.1, 1), "share of polls with a queue that makes it last")
+    queue_leave_share: float = option(
+        0.3, number(0.0, 1), "share of polls with a queue below which it has drained"
+    )
+    seats_share: float = option(
+        0.6, number(0.1, 1), "share of polls at the seat limit, or one below, that makes seats the cause"
+    )
+    deferred_share: float = option(
+        0.5, number(0.1, 1), "share of waiting requests that wait for something other than capacity"
+    )
+    drain_critical: float = option(
+        600.0, duration(10, DAY), "time to drain beyond which a deferred queue is critical"
+    )
+    budget_share: float = option(
+        0.75, number(0.1, 1), "share of max_num_batched_tokens above which a step counts as full"
+    )
     # Pressure.
-    pressure_horizon: float = option(300.0, duration(10, HOUR), "time to full worth a warning: minutes")
-    pressure_kv: float = option(0.6, number(0.1, 1), "below this a fast rise is a load that starts")
-    held_after: float = option(60.0, duration(5, HOUR), "KV held with nothing to do for this long")
-    held_kv: float = option(0.1, number(0.0, 1), "less than this held is not worth a word")
-    runaway_after: float = option(600.0, duration(60, HOUR), "so long with nothing finished")
-    runaway_tokens: int = option(10_000, whole(1, MANY), "tokens per running request in that time")
-    slow_factor: float = option(1.6, number(1.05, 100), "times the engine's own latency at this load")
+    pressure_horizon: float = option(
+        300.0, duration(10, HOUR), "warn if the KV cache will be full within this time"
+    )
+    pressure_kv: float = option(
+        0.6, number(0.1, 1), "KV usage below which a fast rise is ignored; a load that starts"
+    )
+    held_after: float = option(
+        60.0, duration(5, HOUR), "time that KV must be held by an idle engine to be reported"
+    )
+    held_kv: float = option(0.1, number(0.0, 1), "KV usage of an idle engine below which nothing is reported")
+    runaway_after: float = option(
+        600.0, duration(60, HOUR), "time without a finished request that counts as runaway"
+    )
+    runaway_tokens: int = option(
+        10_000, whole(1, MANY), "tokens per running request in that time that count as runaway"
+    )
+    slow_factor: float = option(
+        1.6, number(1.05, 100), "latency, as a multiple of the engine's usual one at this load, that is slow"
+    )
     # Life cycle, models.
-    restart_shown: float = option(300.0, duration(10, DAY), "how long a restart is spoken of")
-    oom_utilization: float = option(0.94, number(0.1, 1), "memory outside the KV cache is short from here on")
-    imbalance_factor: float = option(1.6, number(1.05, 100), "times the mean load; half of two is 2")
-    imbalance_requests: int = option(8, whole(2, MANY), "fewer requests cannot be shared evenly")
+    restart_shown: float = option(300.0, duration(10, DAY), "how long the restarted finding is shown")
+    oom_utilization: float = option(
+        0.94, number(0.1, 1), "gpu_memory_utilization from which memory outside the KV cache is short"
+    )
+    imbalance_factor: float = option(
+        1.6, number(1.05, 100), "load, as a multiple of the mean, that is an imbalance"
+    )
+    imbalance_requests: int = option(
+        8, whole(2, MANY), "no imbalance is reported with fewer requests than this"
+    )
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         if self.long_window < self.window:
             yield "long_window: expected at least analysis.window, got less"
 
 
 @dataclass(frozen=True, slots=True)
 class BasicAuthConfig(Section):
-    """A name and a password."""
+    """User name and password."""
 
-    username: str | None = option(None, TEXT, "name for HTTP basic authentication")
-    password: Secret | None = option(None, SECRET, "its password")
-    password_file: str | None = option(None, TEXT, "file with the password; read again at every push")
+    username: str | None = option(None, TEXT, "user name for HTTP basic authentication")
+    password: Secret | None = option(None, SECRET, "password of that user")
+    password_file: str | None = option(None, TEXT, "file with the password; read again when it changes")
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         given = [name for name in ("password", "password_file") if getattr(self, name)]
         if len(given) > 1:
             yield "password: expected either password or password_file, got both"
@@ -276,46 +340,48 @@ class BasicAuthConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class AlertmanagerConfig(Section):
-    """Alerts straight to Alertmanager, without Prometheus' rules. Off until it has urls."""
+    """Alerts pushed directly to Alertmanager, without Prometheus' rules. Off without urls."""
 
     urls: tuple[str, ...] = option(
-        (), kinds.URLS, "Alertmanagers to push to: of an HA set every one, not a service"
+        (), kinds.URLS, "Alertmanagers to push to; list every member of an HA set, not a service"
     )
     path_prefix: str = option("", kinds.PREFIX, "path before /api/v2/alerts, such as Mimir's /alertmanager")
-    tenant: str | None = option(None, kinds.TENANT, "sent as X-Scope-OrgID, which Mimir wants")
+    tenant: str | None = option(None, kinds.TENANT, "tenant, sent as X-Scope-OrgID for Mimir")
     headers: Mapping[str, Secret] = option(
         {}, kinds.HEADERS, "headers sent with every push; values are secret"
     )
     basic_auth: BasicAuthConfig = section(BasicAuthConfig)
     bearer_token: Secret | None = option(None, SECRET, "token sent as `Authorization: Bearer`")
-    bearer_token_file: str | None = option(None, TEXT, "file with the token; read again at every push")
+    bearer_token_file: str | None = option(None, TEXT, "file with the token; read again when it changes")
     tls: TlsConfig = section(TlsConfig)
-    timeout: float = option(5.0, duration(0.1, 60), "one push's limit; no poll ever waits for it")
+    timeout: float = option(5.0, duration(0.1, 60), "time limit of one push; polls never wait for it")
     hold: float = option(
-        30.0, duration(0, HOUR), "how long it must be so before an alert: a blink pages nobody"
+        30.0, duration(0, HOUR), "time that a condition must last before its alert; short blips are ignored"
     )
     resend_interval: float = option(
         60.0,
         duration(1, HOUR),
-        "how often a lasting alert is told again; untold it ends after four of these",
+        "time between repetitions of an active alert; it expires after four of these",
     )
     page_by: str = option(
-        "model", choice("model", "engine"), "whose alert is critical; the same as the rules have"
+        "model",
+        choice("model", "engine"),
+        "level at which alerts are critical; use the same value as in the rules",
     )
     external_labels: Mapping[str, str] = option(
         {},
         kinds.LABELS,
-        "labels of every alert, ${NAME} taken from the environment; cluster, namespace and pod",
+        "labels of every alert, such as cluster and pod; ${NAME} is read from the environment",
     )
     runbook_base: str | None = option(
-        None, kinds.BASE_URL, "where the runbooks stand instead of the project's pages"
+        None, kinds.BASE_URL, "address of the runbooks instead of the project's pages"
     )
     dashboard_base: str | None = option(
-        None, kinds.BASE_URL, "Grafana's address; alerts then link to a dashboard"
+        None, kinds.BASE_URL, "address of Grafana; alerts then link to a dashboard"
     )
 
     def conflicts(self) -> Iterable[str]:
-        """Say which good values do not go together."""
+        """Report values that contradict each other."""
         headers = {name.lower() for name in self.headers}
         ways = [name for name in ("bearer_token", "bearer_token_file") if getattr(self, name)]
         ways += ["basic_auth"] if self.basic_auth.username else []
@@ -334,16 +400,22 @@ def _is_https(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfConfig(Section):
-    """Forecasts: how much is simulated, and where the words of their verdicts begin."""
+    """Forecasts: how much is simulated, and the thresholds of their verdicts."""
 
-    seeds: int = option(3, whole(1, 100), "runs of each change; their spread is shown")
-    time_limit: float = option(60.0, duration(1, HOUR), "a forecast that `serve` was asked for ends here")
-    noise: float = option(0.03, number(0, 1), "more or less throughput or latency by this share is as now")
-    slower: float = option(0.1, number(0, 10), "this share more latency at no more throughput is worse")
-    preempted: float = option(0.1, number(0, 10), "per request, no harm below: healthy runs had 0.07")
-    queued: float = option(1.0, number(0, 1000), "requests waiting on average; fewer are no queue")
-    match: float = option(0.25, number(0, 1), "so far off in preemptions a forecast is still trusted")
-    match_per_request: float = option(0.05, number(0, 1), "or so far per request: few are known badly")
+    seeds: int = option(3, whole(1, 100), "simulations per change; their spread is shown")
+    time_limit: float = option(60.0, duration(1, HOUR), "time limit of a forecast requested from `serve`")
+    noise: float = option(0.03, number(0, 1), "changes smaller than this share count as no change")
+    slower: float = option(
+        0.1, number(0, 10), "a latency increase above this share, without more throughput, is worse"
+    )
+    preempted: float = option(
+        0.1, number(0, 10), "preemptions per request below which there is no harm; healthy runs had 0.07"
+    )
+    queued: float = option(1.0, number(0, 1000), "mean number of waiting requests that counts as a queue")
+    match: float = option(
+        0.25, number(0, 1), "relative error in preemptions up to which a forecast is trusted"
+    )
+    match_per_request: float = option(0.05, number(0, 1), "absolute tolerance per request, for low counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,10 +435,10 @@ class Config(Section):
 
     @property
     def alone(self) -> bool:
-        """Whether it names one server, and no way to find more."""
+        """Whether there is one server and no discovery."""
         return len(self.targets) == 1 and not (self.targets_dns or self.targets_file_sd)
 
     @property
     def is_single(self) -> bool:
-        """Whether it is about one server, whose series need no label to tell them from another's."""
+        """Whether there is one server without labels, so that series need none."""
         return self.alone and not self.targets[0].labels

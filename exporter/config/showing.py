@@ -1,4 +1,4 @@
-"""How the configuration is shown: as flags with their help, as a table, as the file that would give it."""
+"""Shows the configuration: as flags with their help, as a table, as a file."""
 
 import argparse
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from exporter.config.table import BY_KEY, FILE, FOUND, OPTIONS, in_file
 
 __all__ = ["add_flags", "describe", "flags_given", "reference"]
 
-# What the sections are, for the help.
+# The sections' descriptions in the help.
 _SECTIONS: Mapping[str, str | None] = {
     "target": TargetConfig.__doc__,
     "engine": EngineConfig.__doc__,
@@ -39,8 +39,8 @@ _SECTIONS: Mapping[str, str | None] = {
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add ``--config.file`` and the flag of every option.
 
-    Each section is a group of its own in the help. Defaults stay None, so that `load` can tell what was
-    given; it also checks the values. Abbreviations are switched off: ``--target.bearer-token X`` would set
+    Each section is a group of its own in the help. Defaults stay None, so that `load` knows which flags were
+    given; it also checks the values. Abbreviations are off: ``--target.bearer-token X`` would set
     ``--target.bearer-token-file``.
     """
     parser.allow_abbrev = False
@@ -50,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         if section_name not in groups:
             groups[section_name] = parser.add_argument_group(section_name, _SECTIONS.get(section_name))
         text = f"{row.help} (default: {_default(row)}; environment: {row.env})"
-        # A flag that load() refuses is still taken: argparse would repeat the unknown one with its secret.
+        # A flag that load() rejects is still parsed: argparse would repeat an unknown flag with its secret.
         usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
         metavar = row.kind.name if "|" in row.kind.name else row.kind.name.upper()
         switch: dict[str, Any] = {"nargs": "?", "const": "true"} if row.kind is BOOLEAN else {}
@@ -60,7 +60,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def flags_given(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what was given for the flags of `add_flags`, in the form that `load` takes."""
+    """Return the values of the flags of `add_flags`, in the form that `load` takes."""
     return {key: value for key in BY_KEY if (value := getattr(arguments, key, None)) is not None}
 
 
@@ -90,7 +90,7 @@ def _row(*cells: str) -> str:
 
 
 def describe(config: Config) -> str:
-    """Return the configuration as the YAML file that would give it, with secrets masked."""
+    """Return the configuration as an equivalent YAML file, with secrets masked."""
     listed = {
         "targets": [plain(target) for target in config.targets],
         "targets_dns": [plain(one) for one in config.targets_dns],

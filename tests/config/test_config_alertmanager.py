@@ -85,7 +85,7 @@ WRONG = {
     "no url": ("urls: [am:9093]", "alertmanager.urls[0]: expected a url that begins with http://"),
     "credentials": ("urls: ['http://u:hush@am']", "alertmanager.urls[0]: expected a url without credentials"),
     "a query": ("urls: ['http://am/?x=1']", "alertmanager.urls[0]: expected a url without a query"),
-    "twice": ("urls: ['http://am', 'http://am/']", "alertmanager.urls: expected every url once"),
+    "twice": ("urls: ['http://am', 'http://am/']", "alertmanager.urls: expected each url once"),
     "a prefix without a slash": ("path_prefix: x", "alertmanager.path_prefix: expected a path"),
     "an own label": ("external_labels: {severity: x}", "alertmanager.external_labels.severity: expected"),
     "a bad label": ("external_labels: {a-b: x}", "alertmanager.external_labels.a-b: expected"),

@@ -1,0 +1,30 @@
+"""Configurations from texts."""
+
+import pytest
+
+from exporter.config import ConfigError, load
+
+HIDDEN = "s3cr3t-Value"
+
+
+def no_file(path):
+    """Stand for a disk that must not be touched."""
+    raise AssertionError(f"nobody asked for {path}")
+
+
+def from_file(text, flags=None, environ=None):
+    """Load a configuration whose file holds `text`."""
+    files = {"/etc/exporter.yaml": text}
+    return load({"config.file": "/etc/exporter.yaml", **(flags or {})}, environ or {}, files.__getitem__)
+
+
+def problems_of(text, flags=None, environ=None):
+    """Return what is wrong with a configuration."""
+    with pytest.raises(ConfigError) as caught:
+        from_file(text, flags, environ)
+    return list(caught.value.problems)
+
+
+def target_of(lines):
+    """Load a file with one target, described by one line of YAML."""
+    return from_file(f"targets: [{{{lines}}}]").targets[0]
