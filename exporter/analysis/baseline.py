@@ -1,7 +1,7 @@
-"""This engine's own normal: tokens per second and inter-token latency, in slices of its recent past.
+"""Keeps an engine's own normal: tokens per second and inter-token latency, in slices of its recent past.
 
-Pure. Harm is judged against what the same engine did a moment ago, never against a number that fits
-some other GPU or model.
+Pure. Harm is judged against what the same engine did before, never against a constant that fits another
+GPU or model.
 """
 
 import math
@@ -19,10 +19,10 @@ KEEP_SLICES: Final = 150  # fifty minutes
 KEEP_PACES: Final = 16
 LEVEL_SECONDS: Final = 1200.0
 LEAST_CALM: Final = 2
-# A slice says how many requests fit only if the cache was well used by them.
+# A slice shows how many requests fit only if they used the cache well.
 CALM_KV: Final = 0.5
 LEAST_BUSY: Final = 3
-# Latency is compared with slices of about the same load, and there must be this many of them.
+# Latency is compared with slices of about the same load, of which there must be this many.
 LATENCY_MARGIN_SECONDS: Final = 90.0
 LEAST_LIKE: Final = 12
 _LIKE_RUNNING: Final = 0.3
@@ -31,7 +31,7 @@ _LIKE_PROMPTS: Final = 1.5
 
 
 class Slice(NamedTuple):
-    """Some twenty seconds of the past; NaN where unknown. Rates are per second."""
+    """About twenty seconds of the past; NaN is unknown. Rates are per second."""
 
     at: float
     generation_rate: float
@@ -43,7 +43,7 @@ class Slice(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How long a token took in a slice, in seconds, and normally takes at such a load."""
+    """Seconds per token in a slice, and normally at such a load."""
 
     at: float
     seconds: float
@@ -51,7 +51,7 @@ class Pace(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """How many times the normal."""
+        """Seconds / normal."""
         return self.seconds / self.normal
 
 
@@ -59,9 +59,9 @@ class Baseline:
     """Keeps the slices of one engine.
 
     Attributes:
-        level: tokens per second at work without preemption (with it, where there was no other time);
-            None before enough of it was seen.
-        level_requests: how many requests that was with.
+        level: tokens per second at work without preemption (with it, if there was no other time); None before
+            enough was seen.
+        level_requests: running requests at that level.
     """
 
     __slots__ = ("_begin", "_paces", "_slices", "level", "level_requests")
@@ -74,11 +74,11 @@ class Baseline:
         self._begin: float | None = None
 
     def observe(self, history: History, *, frozen: bool) -> None:
-        """Take the last poll.
+        """Add the last poll.
 
         Args:
             history: of the engine.
-            frozen: keep the level as it is: an engine in trouble does not get used to it.
+            frozen: keep the level, so that an engine in trouble does not become its own normal.
         """
         now = history.times[-1]
         if self._begin is None or now < self._begin:
@@ -86,7 +86,7 @@ class Baseline:
         if now - self._begin < SLICE_SECONDS:
             return
         start = history.window_start(self._begin)
-        if history.span(start) > 0 and not history.sources.by_turns(now):  # a mixture has no pace
+        if history.span(start) > 0 and not history.sources.by_turns(now):  # a mixture of sources has no pace
             self._take(_slice(history, start))
         self._begin = now
         if not frozen:
@@ -111,10 +111,10 @@ class Baseline:
         self.level_requests = median(each.running for each in calm) if calm else 0.0
 
     def latency(self, running: float, kv_usage: float, prompt_rate: float) -> float | None:
-        """Inter-token latency in seconds at about this load, of the better half of the past.
+        """Return the normal inter-token latency in seconds at about this load.
 
-        None where that load was not seen for some minutes. The lower quartile, so that a slow quarter
-        of an hour does not become the norm.
+        None where that load was not seen for some minutes. The lower quartile, so that 15 slow minutes do not
+        become normal.
         """
         if not self._slices:
             return None
@@ -131,7 +131,7 @@ class Baseline:
         return like[len(like) // 4] if len(like) >= LEAST_LIKE else None
 
     def calm_running(self) -> int:
-        """The most requests that ran on average for some twenty seconds without a preemption."""
+        """Return the most requests that ran on average in a slice without a preemption."""
         calm = [
             each.running
             for each in self._slices
@@ -140,7 +140,7 @@ class Baseline:
         return int(max(calm, default=0.0))
 
     def paces(self, since: float) -> Sequence[Pace]:
-        """The latency of the slices since a time, by what it was before; of loads that were seen before."""
+        """Return the pace of the slices since a time, as far as their load was seen before."""
         return [pace for pace in self._paces if pace.at >= since]
 
 

@@ -114,11 +114,6 @@ class Verdict(_Entry):
     critical_when: str | None = None  # what raises the severity to critical
     of_target: bool = False  # also the verdict of a target of which no engine can be read
 
-    @property
-    def can_page(self) -> bool:
-        """Whether this verdict is, or can become, critical."""
-        return self.severity is Severity.CRITICAL or self.critical_when is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Finding(_Entry):

@@ -1,7 +1,7 @@
-"""What is remembered of one engine: a ring of polls, and counters that survive restarts.
+"""Keeps the past of one engine: a ring of polls, and counters that survive restarts.
 
 Pure: time is a parameter, in seconds of any monotonic clock. A missing number is NaN in a column and
-None in an answer; nothing that is unknown ever reads as zero.
+None in a result; an unknown value never reads as zero.
 """
 
 import math
@@ -28,36 +28,36 @@ COUNTERS: Final = (
 # fmt: on
 # Upper bounds of the histogram of polled KV usage.
 KV_BOUNDS: Final = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
-# Any of these moving is work being done; in a long prefill only the KV usage moves.
+# A change of any of these is a sign of work; in a long prefill only the KV usage changes.
 PROGRESS: Final = ("engine_steps", "prompt_tokens", "generation_tokens")
 
-KEEP_SECONDS: Final = 660.0  # ten minutes for the longest window and for the page, and a margin
-KEEP_POLLS: Final = 1400  # two polls a second; at shorter intervals the ring reaches back less far
+KEEP_SECONDS: Final = 660.0  # ten minutes for the longest window and for the page, with a margin
+KEEP_POLLS: Final = 1400  # two polls a second; at shorter intervals the ring covers less time
 MINUTE: Final = 60.0
-# Fall of running and rise of waiting count as preemption only after KV was this full this recently.
+# A fall of running with a rise of waiting counts as preemption only if KV was this full this recently.
 INFER_KV_FULL: Final = 0.9
 INFER_KV_SECONDS: Final = 10.0
-# Between polls further apart than this anything may have happened.
+# Between polls further apart than this too much may have happened.
 INFER_GAP_SECONDS: Final = 5.0
-# At a mass preemption at least so many, and so large a share of the running requests, go back at once.
+# A mass preemption sends back at least this many, and this share, of the running requests at once.
 MASS_LEAST: Final = 4.0
 MASS_SHARE: Final = 0.5
 KEEP_FALLS: Final = 64
-# No engine counts this far; adding up what a hostile server makes up must not end at infinity.
+# No real engine counts this far; sums of a hostile server's values must not end at infinity.
 MOST_COUNTED: Final = 1e18
 _NAN: Final = math.nan
 _INFERRED: Final = "preemptions_inferred"
 
 
 class Fall(NamedTuple):
-    """Most of the running requests went back to waiting between two polls: preempted, or sent anew.
+    """Most of the running requests went back to waiting between two polls: preempted, or sent again.
 
     Attributes:
         at: time of the poll that showed it.
-        requests: how many.
-        inferred: how many of them count as preempted because the cache was full.
-        counted: the own counter of preemptions before; NaN where the server does not count them.
-        whole: nothing was left running.
+        requests: their number.
+        inferred: the number that counts as preempted because the cache was full.
+        counted: the own counter of preemptions before it; NaN where the server does not count them.
+        whole: whether no request was left running.
     """
 
     at: float
@@ -71,15 +71,15 @@ class History:
     """The past of one engine.
 
     Attributes:
-        own: counters since the exporter first saw the engine, restarts survived.
+        own: counters since the exporter first saw the engine; they survive restarts.
         snapshot: the last good one.
-        restarts: how many new processes were seen.
+        restarts: number of new processes seen.
         restart: the last of them.
-        kv_polls: polls by KV usage, one more than `KV_BOUNDS`; with `kv_sum` the polled histogram.
-        seen: readings that this process has shown.
-        moved_at: when a sign of work last changed. Time asleep does not count as a standstill.
-        worked_at: when a request was last seen running or waiting, or could have been.
-        falls: the last times that most of the running requests went back to waiting at once.
+        kv_polls: polls per bucket of KV usage, one more than `KV_BOUNDS`; with `kv_sum` the histogram.
+        seen: readings that this process has had.
+        moved_at: time of the last sign of work; time asleep does not count as a standstill.
+        worked_at: time when a request was last seen, or could have been, running or waiting.
+        falls: the last times when most of the running requests went back to waiting at once.
     """
 
     def __init__(self) -> None:
@@ -108,29 +108,29 @@ class History:
         self._mixed = False
         self._begin_index = 0
 
-    # Taking one more poll.
+    # Adding a poll.
 
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool = True) -> None:
-        """Take one good poll.
+        """Add one good poll.
 
         Args:
-            t: when its answer was there.
-            snapshot: what it said of this engine.
-            start_time: when the server process began, where the body tells.
-            whole: whether the body was read to its end; a counter first missed in a body that was cut
-                off is not one that appears later.
+            t: time of the response.
+            snapshot: the engine's part of the body.
+            start_time: start of the server process, where the body has it.
+            whole: whether the body is complete; a counter that a truncated body lacks is not one that
+                vLLM creates later.
         """
         values = snapshot.values
         if self.snapshot is None:
             self.moved_at = self.worked_at = t
-        # Every counter has its own time of creation: in a body that was cut off it may be another's.
+        # Each counter has its own time of creation; in a truncated body it may be that of another one.
         origin = start_time if start_time is not None or not whole else values.get("created")
         step = self.sources.step(t, origin, self._last, values)
         mixed = self.sources.by_turns(t)
         self._begin(t, step, mixed=mixed, whole=whole)
         self._count(values, mixed=mixed)
         if step != "same" or mixed or _asleep(values):
-            self.moved_at = t  # what another source shows proves no standstill
+            self.moved_at = t  # data of another source proves no standstill
         elif self.snapshot is not None:
             self.inferred += self._inferred(t, values)
             self._note_progress(t, values)
@@ -145,12 +145,12 @@ class History:
         self._trim(t)
 
     def _begin(self, t: float, step: Step, *, mixed: bool, whole: bool) -> None:
-        """Start over with what another process, the end of a mixture or the first whole body invalidates."""
+        """Reset what a new process, the end of a mixture or the first complete body makes invalid."""
         if step == "returned":
             self._last = dict(self.sources.resumed)
-            self.restart = None  # what looked like one was the first turn
+            self.restart = None  # the last one was no restart but the first turn
         elif step == "new":
-            self._last = {}  # whatever the new process shows, it has counted itself
+            self._last = {}  # the new process counts from zero
             self.prompt_lengths, self.output_lengths = LengthWindow(), LengthWindow()
             if not mixed:
                 self._note_restart(t)
@@ -158,13 +158,11 @@ class History:
             self._begin_index = len(self.times)
 
     def _note_restart(self, t: float) -> None:
-        last_seen = self.times[-1]
         self.restarts += 1
         self.restart = Restart(
             at=t,
             kv_usage=self.latest("kv_usage"),
-            kv_usage_max=self.highest("kv_usage", self.first_index_since(last_seen - MINUTE)),
-            preemptions=self.increase("preemptions", self.window_start(last_seen - 5 * MINUTE)),
+            kv_usage_max=self.highest("kv_usage", self.first_index_since(self.times[-1] - MINUTE)),
             running=self.latest("requests_running"),
         )
         self.seen = set()
@@ -172,9 +170,9 @@ class History:
         self._begin_index = len(self.times)
 
     def _count(self, values: Mapping[str, float], *, mixed: bool) -> None:
-        """Add what the counters moved by; a reset adds the new value, first sight of an engine nothing.
+        """Add the increase of each counter: after a reset the new value, at first sight of an engine nothing.
 
-        Of a mixture of sources nothing is added: it cannot be told what moved.
+        Nothing is added from a mixture of sources, whose increase is unknown.
         """
         last, own = self._last, self.own
         for reading in COUNTERS:
@@ -190,7 +188,7 @@ class History:
                 own[reading] += value if value < before else value - before
 
     def _count_first(self, reading: str, value: float) -> None:
-        """A counter without a predecessor: of a new process, of a new engine, or one that came late."""
+        """Start a counter without a previous value: of a new process or engine, or created late."""
         if reading in self.own:
             self.own[reading] += value
         elif self._whole_body_seen and reading not in self.seen:
@@ -200,7 +198,7 @@ class History:
             self.own[reading] = 0.0
 
     def _note_progress(self, t: float, values: Mapping[str, float]) -> None:
-        """Note what moved since the last poll that told; to be called before this one is appended."""
+        """Note signs of work since the last poll; called before this one is appended."""
         usage = values.get("kv_usage", self._usage)
         if usage != self._usage or any(map(self._moved, PROGRESS)):
             self.moved_at = t
@@ -233,10 +231,10 @@ class History:
                 window.observe(t, buckets, snapshot.values.get(f"{reading}_sum"))
 
     def _inferred(self, t: float, values: Mapping[str, float]) -> float:
-        """Preemptions between the last poll and this one that the gauges betray: an estimate.
+        """Estimate the preemptions between the last poll and this one from the gauges.
 
-        The fall of running that no finished request explains, at most the rise of waiting, and only
-        when KV was full a moment ago: clients that give up and try again look the same otherwise.
+        The fall of running that finished requests do not explain, at most the rise of waiting, and only if
+        KV was full a moment ago: otherwise clients that give up and retry look the same.
         """
         running, waiting = self.columns["requests_running"][-1], self.columns["requests_waiting"][-1]
         fell = running - values.get("requests_running", _NAN)
@@ -256,39 +254,39 @@ class History:
         spare = len(self.times) - KEEP_POLLS
         old = bisect_right(self.times, t - KEEP_SECONDS) - 1
         cut = max(spare, old)
-        if cut < 64:  # noqa: PLR2004 (moving the ring costs; not at every poll)
+        if cut < 64:  # noqa: PLR2004 (moving the ring is too expensive for every poll)
             return
         del self.times[:cut]
         for column in self.columns.values():
             del column[:cut]
         self._begin_index = max(0, self._begin_index - cut)
 
-    # Asking about the past. An index says where a window begins.
+    # Reading the past. An index is the start of a window.
 
     def window_start(self, at: float) -> int:
-        """Index of the last poll at or before `at`, of the first poll of this process where there is none."""
+        """Return the index of the last poll at or before `at`, else of the first poll of this process."""
         return max(self._begin_index, bisect_right(self.times, at) - 1)
 
     def first_index_since(self, at: float) -> int:
-        """Index of the first poll at or after `at`, of the last poll where there is none.
+        """Return the index of the first poll at or after `at`, else of the last poll.
 
-        For gauges, which say nothing of the time before their poll; counters' windows reach back to
-        `window_start`, so that what moved between two polls far apart is not lost.
+        For gauges, which prove nothing about the time before their poll. Windows of counters start at
+        `window_start`, so that an increase between two polls far apart is not lost.
         """
         return min(len(self.times) - 1, max(self._begin_index, bisect_left(self.times, at)))
 
     def latest(self, name: str) -> float | None:
-        """The last value of a column, None where the last body did not have it."""
+        """Return the last value of a column, None if the last body did not have it."""
         value = self.columns[name][-1]
         return None if math.isnan(value) else value
 
     def highest(self, name: str, start: int) -> float | None:
-        """The maximum since a window's start, None where nothing is known."""
+        """Return the maximum since a window's start, None without known values."""
         known = self._known(name, start)
         return max(known) if known else None
 
     def mean(self, name: str, start: int) -> float | None:
-        """The mean over the polls since a window's start, None where nothing is known."""
+        """Return the mean over the polls since a window's start, None without known values."""
         column = self.columns[name][start:]
         total = sum(column)
         if total == total and column:  # noqa: PLR0124 (not NaN: nothing is unknown, which is the rule)
@@ -297,16 +295,16 @@ class History:
         return sum(known) / len(known) if known else None
 
     def highest_and_mean(self, name: str, start: int) -> tuple[float | None, float | None]:
-        """The maximum and the mean of the same polls, by one look at them."""
+        """Return the maximum and the mean of the same polls in one pass."""
         known = self._known(name, start)
         return (max(known), sum(known) / len(known)) if known else (None, None)
 
     def share(self, name: str, start: int, least: float) -> float | None:
-        """Share of the polls since a window's start in which a gauge was at least `least`."""
+        """Return the share of the polls since a window's start in which a gauge was at least `least`."""
         known = self._known(name, start)
         if not known:
             return None
-        # Mostly all of them or none; the extremes tell that at a third of the cost.
+        # Mostly all of them or none, which the extremes show at a third of the cost.
         if min(known) >= least:
             return 1.0
         if max(known) < least:
@@ -314,15 +312,15 @@ class History:
         return sum(map(float(least).__le__, known)) / len(known)
 
     def _known(self, name: str, start: int) -> Sequence[float]:
-        """A column since a window's start, without what is unknown."""
+        """Return a column since a window's start without unknown values."""
         column = self.columns[name][start:]
-        # A sum is a cheap way to see that nothing is unknown, which is the rule.
+        # The sum is a cheap test that no value is unknown, as is the rule.
         return [value for value in column if not math.isnan(value)] if math.isnan(sum(column)) else column
 
     def increase(self, name: str, start: int) -> float | None:
-        """What a counter moved by since a window's start; None where it is unknown.
+        """Return the increase of a counter since a window's start; None if unknown.
 
-        A counter that appeared after the engine was known began at zero.
+        A counter that appeared after the engine did started at zero.
         """
         column = self.columns[name]
         now = column[-1]
@@ -332,17 +330,17 @@ class History:
         return now if name in self._late and not math.isnan(now) else None
 
     def span(self, start: int) -> float:
-        """Seconds from a window's start to the last poll."""
+        """Return the seconds from a window's start to the last poll."""
         return self.times[-1] - self.times[start]
 
     def rate(self, name: str, start: int) -> float | None:
-        """A counter's increase per second of real time; None for a window of one poll."""
+        """Return a counter's increase per second; None for a window of one poll."""
         seconds = self.span(start)
         increase = self.increase(name, start)
         return increase / seconds if increase is not None and seconds > 0 else None
 
     def ratio(self, name: str, of: str, start: int) -> float | None:
-        """Increase of one counter by that of another; None where the latter did not move."""
+        """Return the increase of one counter / that of another; None if the latter did not move."""
         over, under = self.increase(name, start), self.increase(of, start)
         return over / under if over is not None and under else None
 
@@ -352,7 +350,7 @@ def _asleep(values: Mapping[str, float]) -> bool:
 
 
 def _bucket(usage: float) -> int:
-    """Index of the histogram's bucket: the first bound that is not below the usage."""
+    """Return the index of the histogram's bucket: the first bound that is not below the usage."""
     for index, bound in enumerate(KV_BOUNDS):
         if usage <= bound:
             return index

@@ -1,4 +1,4 @@
-"""The median. The standard one stands in a module that loads decimal and fractions, half a mebibyte."""
+"""The median. The standard library's loads decimal and fractions, half a mebibyte."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ __all__ = ["median"]
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle value, the mean of the two middle ones where there is none.
+    """Return the middle value, or the mean of the two middle ones.
 
     Raises:
-        ValueError: there are no values.
+        ValueError: without values.
     """
     ordered = sorted(values)
     if not ordered:

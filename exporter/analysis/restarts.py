@@ -1,8 +1,8 @@
-"""Tell a new process behind an address from two sources that answer by turns.
+"""Distinguishes a new process behind an address from two sources that alternate.
 
 Pure: time is a parameter. A load balancer in front of several pods, or several API processes that
-share a port without sharing their counters, make counters fall and rise again; no rate of such a
-mixture means anything. A restart makes them fall once, and what comes after grows from there.
+share a port but not their counters, make counters fall and rise again; no rate of such a mixture is
+meaningful. A restart makes them fall once, and they grow from there.
 """
 
 import math
@@ -12,13 +12,15 @@ from typing import Final, Literal
 
 __all__ = ["Restart", "SourceWatch", "Step"]
 
-# Two sources are believed in for this long after they were last seen to take turns.
+# Two sources are assumed for this long after they last alternated.
 TURNS_SECONDS: Final = 60.0
 _REMEMBERED_SOURCES: Final = 8
-# No server starts within this; counters that fall after an absence this long and unusual were reset.
+# A server needs longer than this to start, so counters that fall after a gap in the polls that is this long,
+# and unusual for this target, were reset by a restart.
 _ABSENCE_SECONDS: Final = 5.0
 _ABSENCE_GAPS: Final = 3.0
-# Counters that every engine at work moves; a fall of one alone is that counter's own matter.
+# Counters that every working engine increases. If fewer than half of them fall, only those counters are at
+# fault.
 _WITNESSES: Final = ("engine_steps", "prompt_tokens", "generation_tokens", "requests_finished")
 
 Counters = Mapping[str, float]
@@ -27,35 +29,37 @@ Step = Literal["same", "new", "returned"]
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A new process behind the same address, and what the old one last showed (None: unknown).
+    """A new process behind the same address, with the last readings of the old one (None: unknown).
 
     Attributes:
         at: time of the first good poll of the new process.
-        kv_usage: its last KV usage.
+        kv_usage: the last KV usage of the old one.
         kv_usage_max: the maximum of its last minute.
-        preemptions: what it counted in its last five minutes.
-        running: requests that ran when it was last seen.
+        running: its last number of running requests.
     """
 
     at: float
     kv_usage: float | None
     kv_usage_max: float | None
-    preemptions: float | None
     running: float | None
 
 
 @dataclass(slots=True)
 class SourceWatch:
-    """Watches where an engine's bodies come from.
+    """Watches which process an engine's bodies come from.
 
-    Where the body names its process (its start time, or when its counters began), a process that was
-    seen before and comes back is proof of two sources. Elsewhere a body that continues the counters of
-    a source left a moment ago is a turn, and two turns within a minute are the proof.
+    Two kinds of evidence. Where the body has the start of its process (or of its counters), a process that
+    comes back after another one proves two sources. Without it, a body that continues the counters of a
+    source that was left a moment ago is a turn, and two turns within a minute are the proof.
 
     Attributes:
-        origin: when the process began that was seen last, where any body told.
-        resumed: after a step ``returned``, the counters that source was left with.
+        origin: start of the process seen last, where a body had it.
+        resumed: after a step ``returned``, the last counters of that source.
     """
+
+    # `_origins`: last counters of each process that was left, by its start. `_left`: the same without a
+    # start time, with the time it was left. `_stride`: the largest increase of each counter between two polls
+    # of the present source. `_turns`: times of the last turns.
 
     origin: float | None = None
     resumed: Counters = field(default_factory=dict)
@@ -68,32 +72,32 @@ class SourceWatch:
     _gap: float = math.inf
 
     def by_turns(self, t: float) -> bool:
-        """Whether two sources were seen to answer by turns within the last minute."""
+        """Whether two sources have alternated within the last minute."""
         return t - self._by_turns_at <= TURNS_SECONDS
 
     def step(self, t: float, origin: float | None, last: Counters, new: Counters) -> Step:
-        """Look at one more body.
+        """Classify the next body.
 
         Args:
             t: time of the poll.
-            origin: when the process that printed it began, None where the body does not tell.
-            last: counters of the body before.
+            origin: start of the process that printed it, None where the body does not have it.
+            last: counters of the previous body.
             new: counters of this body.
 
         Returns:
-            ``new`` for the first body of another process, ``returned`` for one of a process that was
-            left for another and goes on from `resumed`, else ``same``.
+            ``new`` for the first body of another process, ``returned`` for one of a process that was left
+            and continues from `resumed`, else ``same``.
         """
         gap, self._polled_at = t - self._polled_at, t
         absent = gap > max(_ABSENCE_SECONDS, _ABSENCE_GAPS * self._gap)
-        self._gap = gap if gap >= 0 else self._gap  # there is none before the first poll
+        self._gap = gap if gap >= 0 else self._gap  # NaN at the first poll
         known, self.origin = self.origin, self.origin if origin is None else origin
         if origin is not None and known is not None and origin != known:
             return self._by_origin(t, known, origin, last)
-        # A start time that stays proves no single source: it may be that of a proxy in front of them.
+        # A constant start time does not prove a single source: it may be that of a proxy in front of them.
         step = self._by_counters(t, last, new, absent=absent)
         if step == "new" and origin is None:
-            self.origin = None  # a body that is cut off told of the new process before its start time
+            self.origin = None  # a truncated body showed the new process, but not its start time
         return step
 
     def _by_origin(self, t: float, known: float, origin: float, last: Counters) -> Step:
@@ -108,19 +112,26 @@ class SourceWatch:
         return "returned"
 
     def _by_counters(self, t: float, last: Counters, new: Counters, *, absent: bool) -> Step:
+        """Classify by counters alone.
+
+        Falling counters are a restart or a turn to a source that is behind; rising ones are growth or a turn
+        back to the source that is ahead. A turn is a body that continues a source that was left: each of its
+        counters is at least what it was then.
+        """
         pairs = [(last[name], new[name]) for name in _WITNESSES if last.get(name) and name in new]
         fell = sum(1 for before, after in pairs if after < before)
         falling = fell > 0 and 2 * fell >= len(pairs)
         if not falling and not self._left:
             return "same"
-        if falling and absent:
+        if falling and absent:  # long enough for a restart, and sources that alternate leave no gap
             self._left = []
             return "new"
         self._left = [one for one in self._left if t - one[0] <= TURNS_SECONDS]
         resumed = self._continued(last, new, falling=falling)
-        if resumed is None and not falling:
+        if resumed is None and not falling:  # plain growth
             self._grow(last, new)
             return "same"
+        # The present source is left for a new one or for `resumed`; its strides do not apply there.
         self._left = [*(one for one in self._left if one[1] is not resumed), (t, dict(last))]
         del self._left[:-_REMEMBERED_SOURCES]
         self._stride = {}
@@ -133,7 +144,7 @@ class SourceWatch:
         return "returned"
 
     def _continued(self, last: Counters, new: Counters, *, falling: bool) -> Counters | None:
-        """The source left a moment ago that this body continues: of several the one that was furthest."""
+        """Return the source that this body continues; of several the one that has counted most."""
         sources = [
             source
             for _, source in self._left
@@ -143,13 +154,17 @@ class SourceWatch:
         return max(sources, key=_progress, default=None)
 
     def _jumps(self, last: Counters, source: Counters) -> bool:
-        """Whether the way to a source is further than any stride of the present one: growth is no jump."""
-        ways = [(name, source.get(name, 0.0) - last.get(name, 0.0)) for name in _WITNESSES]
-        ahead = [(name, way) for name, way in ways if way > 0]
-        return bool(ahead) and all(way > self._stride.get(name, 0.0) for name, way in ahead)
+        """Whether the counters would have to jump to reach a source that is ahead.
+
+        A growing source overtakes, step by step, the values at which a slower one was left. Only a distance
+        larger than any increase between two polls so far cannot be growth.
+        """
+        distances = [(name, source.get(name, 0.0) - last.get(name, 0.0)) for name in _WITNESSES]
+        ahead = [(name, distance) for name, distance in distances if distance > 0]
+        return bool(ahead) and all(distance > self._stride.get(name, 0.0) for name, distance in ahead)
 
     def _grow(self, last: Counters, new: Counters) -> None:
-        """Note how far one poll takes this source, and forget those that it has overtaken by growing."""
+        """Note the increase of one poll, and forget the sources that growth has overtaken."""
         for name in _WITNESSES:
             stride = new.get(name, 0.0) - last.get(name, 0.0)
             self._stride[name] = max(stride, self._stride.get(name, 0.0))
@@ -157,7 +172,7 @@ class SourceWatch:
 
 
 def _behind(one: Counters, other: Counters) -> bool:
-    """Whether any counter of one source has yet to reach that of the other."""
+    """Whether any counter of one source is below that of the other."""
     return any(one.get(name, 0.0) < other.get(name, 0.0) for name in _WITNESSES)
 
 

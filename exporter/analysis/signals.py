@@ -1,7 +1,7 @@
-"""From history to signals: the numbers that are exported, shown and judged.
+"""Computes the signals of an engine: the numbers that are exported, shown and judged.
 
-Pure. Windows reach back by real time, never by the nominal interval, and shrink to what was seen. A
-signal that cannot be known is None, never zero.
+Pure. Windows are in real time, never in nominal intervals, and shrink to the available history. An unknown
+signal is None, never zero.
 """
 
 import math
@@ -14,22 +14,22 @@ from exporter.analysis.history import History
 
 __all__ = ["Signals", "Windows", "compute", "stale"]
 
-# An estimate of when the cache is full needs this many polls over this long, all of them at work, and
-# this much of a straight line: a load that has just begun fills the cache with its first prompts.
+# An estimate of when the cache is full needs this many polls over this time, all of them at work, and this
+# good a fit to a line: a load that has just started fills the cache with its first prompts.
 _SLOPE_POLLS: Final = 5
 _SLOPE_SECONDS: Final = 15.0
 _SLOPE_FIT: Final = 0.8
 _SLOPE_HORIZON_SECONDS: Final = 86_400.0
-# A line needs no more points than this, however many polls the window has.
+# The most points for the fit, whatever the number of polls.
 _SLOPE_POINTS: Final = 30
 
-# Increase of one counter by that of another since a window's start.
+# Increase of one counter / that of another since a window's start.
 _Ratio = Callable[[str, str, int], float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How far back signals look, in seconds: rates, ratios of rare events, and means of rarer ones."""
+    """Lengths of windows in seconds: for rates, for ratios of rare events, and for means of rarer ones."""
 
     short: float = 60.0
     long: float = 300.0
@@ -38,28 +38,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The signals of one engine after one poll; None is unknown. Names and units are those of the outputs.
+    """The signals of one engine after one poll; None is unknown. `words.SIGNALS` describes each of them.
 
     Attributes:
-        preemptions_total: own counter, survives restarts of the server.
-        preemptions_per_second: counted by the server, over the short window.
-        preemptions_per_finished_request: over the long window; None while nothing finished.
-        preemptions_inferred_per_second: betrayed by the gauges before the counter moves; an estimate.
-        recomputed_ratio: share of computed tokens that repeats work lost to preemption; an estimate.
-        kv_usage_ratio: KV usage at the last poll; ``max`` and ``mean`` over the short window.
-        kv_seconds_to_full: from the slope of the short window, only while usage grows and requests run.
-        kv_capacity_tokens: what the pool holds; see ``kv_capacity_is_estimate``.
-        kv_max_concurrency: requests of the maximum length that fit.
-        requests_running: and ``waiting``, ``deferred``: gauges of the last poll.
-        requests_finished_total: own counter.
-        requests_finished_per_second: and the other rates: over the short window.
-        generation_tokens_per_second_recent: this engine's own level in calm times, as verdicts know it.
-        queue_time_mean_seconds: first wait of the requests that were scheduled in the shortest window
-            that has any.
-        inter_token_latency_mean_seconds: over the short window; a preempted request's stall shows here.
-        time_to_first_token_mean_seconds: the same for first tokens.
-        prefix_cache_hit_ratio: hits by queries over the shortest window that has any.
-        progress_idle_seconds: since the step count, tokens or KV usage last moved.
+        kv_capacity_is_estimate: the capacity is computed from blocks, which is wrong for hybrid models.
     """
 
     preemptions_total: float | None = None
@@ -106,14 +88,14 @@ def compute(
     windows: Windows | None = None,
     level: float | None = None,
 ) -> Signals:
-    """All signals after the last good poll.
+    """Compute all signals after the last good poll.
 
     Args:
         history: of the engine, with at least one poll.
-        facts: what is known of the server by vLLM's flag names.
+        facts: settings of the server by vLLM's flag names.
         engines: data-parallel engines that share the block count of the server.
-        windows: how far to look back.
-        level: tokens per second of this engine in calm times, by its `Baseline`.
+        windows: lengths of the windows.
+        level: tokens per second of this engine in calm times, from its `Baseline`.
     """
     windows = windows or Windows()
     now = history.times[-1]
@@ -130,7 +112,7 @@ def compute(
         preemptions_total=history.own.get("preemptions"),
         preemptions_per_second=rate("preemptions", short),
         preemptions_per_finished_request=ratio("preemptions", "requests_finished", long),
-        preemptions_inferred_per_second=rate("preemptions_inferred", short) if _betrays(history) else None,
+        preemptions_inferred_per_second=_inferred(history, rate, short),
         recomputed_ratio=None if mixed else _recomputed(history, short, capacity),
         kv_usage_ratio=history.latest("kv_usage"),
         kv_usage_max_ratio=kv_usage_max,
@@ -158,7 +140,7 @@ def compute(
 
 
 def stale(signals: Signals) -> Signals:
-    """What is left of signals that are too old: the own counters."""
+    """Return what stays of signals that are too old: the own counters."""
     return Signals(
         preemptions_total=signals.preemptions_total,
         requests_finished_total=signals.requests_finished_total,
@@ -166,10 +148,10 @@ def stale(signals: Signals) -> Signals:
 
 
 def kv_capacity(history: History, engines: int) -> tuple[float | None, bool]:
-    """Tokens that the KV pool of one engine holds, and whether that is an estimate.
+    """Return the tokens that the KV pool of one engine holds, and whether that is an estimate.
 
-    vLLM tells it since 0.24. Before, it is blocks times block size, without the reserved block; wrong
-    for hybrid models, whose block size is that of the smallest group.
+    vLLM prints it since 0.24. Before, it is blocks times block size, without the reserved block; wrong for
+    hybrid models, whose block size is that of the smallest group.
     """
     cache = history.snapshot.cache if history.snapshot else None
     if cache is None:
@@ -182,29 +164,30 @@ def kv_capacity(history: History, engines: int) -> tuple[float | None, bool]:
     return (blocks * cache.block_size, True) if blocks > 0 else (None, False)
 
 
-def _betrays(history: History) -> bool:
-    """Whether the gauges that would betray a preemption are all there."""
-    return not any(
-        math.isnan(history.columns[name][-1]) for name in ("requests_running", "requests_waiting", "kv_usage")
-    )
+def _inferred(history: History, rate: Callable[[str, int], float | None], start: int) -> float | None:
+    """Return the rate of inferred preemptions; None while a gauge that shows them is missing."""
+    gauges = ("requests_running", "requests_waiting", "kv_usage")
+    if any(math.isnan(history.columns[name][-1]) for name in gauges):
+        return None
+    return rate("preemptions_inferred", start)
 
 
 def _finite(signals: Signals) -> Signals:
-    """The signals without those that ran out of numbers: servers may print any, and labels too."""
+    """Return the signals without infinite ones: a server may print any number, also in labels."""
     if math.isfinite(sum(filter(None, _values(signals)))):
         return signals
     values: Iterable[tuple[str, float | None]] = zip(NAMES, _values(signals), strict=True)
-    gone: dict[str, Any] = {name: None for name, value in values if not math.isfinite(value or 0.0)}
-    return replace(signals, **gone)
+    infinite: dict[str, Any] = {name: None for name, value in values if not math.isfinite(value or 0.0)}
+    return replace(signals, **infinite)
 
 
 def _unknown(*_question: object) -> None:
-    """The answer to any question about how far the counters of two mixed sources moved."""
+    """Return None: the increase of counters from mixed sources is unknown."""
     return
 
 
 def _first_ratio(ratio: _Ratio, over: str, under: str, starts: tuple[int, ...]) -> float | None:
-    """A mean over the first of several windows in which anything was counted."""
+    """Return a mean over the first of several windows in which anything was counted."""
     for start in starts:
         mean = ratio(over, under, start)
         if mean is not None:
@@ -213,7 +196,7 @@ def _first_ratio(ratio: _Ratio, over: str, under: str, starts: tuple[int, ...]) 
 
 
 def _hit_ratio(history: History, ratio: _Ratio, starts: tuple[int, ...]) -> float | None:
-    """From the counters, else the gauge of old releases, over a window of their own."""
+    """Return the hit ratio from the counters, else the gauge of old releases with a window of its own."""
     counted = _first_ratio(ratio, "prefix_hits", "prefix_queries", starts)
     if counted is None and history.snapshot is not None:
         return history.snapshot.values.get("prefix_hit_ratio")
@@ -221,7 +204,7 @@ def _hit_ratio(history: History, ratio: _Ratio, starts: tuple[int, ...]) -> floa
 
 
 def _recomputed(history: History, start: int, capacity: float | None) -> float | None:
-    """Share of tokens computed again: preemptions times the mean context that a victim held.
+    """Estimate the share of tokens that are computed again: preemptions times the mean context of a victim.
 
     An upper bound where prefix caching lets a victim find its blocks again.
     """
@@ -231,16 +214,16 @@ def _recomputed(history: History, start: int, capacity: float | None) -> float |
         return None
     if preemptions == 0:
         return 0.0
-    held = _mean_context(history, start, capacity)
-    if held is None:
+    context = _mean_context(history, start, capacity)
+    if context is None:
         return None
-    again = preemptions * held
+    again = preemptions * context
     computed = again + generated
     return again / computed if computed > 0 else None
 
 
 def _mean_context(history: History, start: int, capacity: float | None) -> float | None:
-    """Tokens that a running request holds: used tokens by running requests, else from finished lengths."""
+    """Return the tokens per running request: used tokens / running requests, else from finished lengths."""
     usage, running = history.mean("kv_usage", start), history.mean("requests_running", start)
     if capacity is not None and usage is not None and running:
         return usage * capacity / running
@@ -261,10 +244,10 @@ def _max_concurrency(history: History, facts: Mapping[str, object], capacity: fl
 
 
 def _seconds_to_full(history: History, start: int) -> float | None:
-    """Seconds until the pool is full, by least squares over the window.
+    """Return the seconds until the pool is full, by least squares over the window.
 
-    Known only while something runs, from when it began to run, and while usage grows along a line
-    that explains most of its variance; a swinging cache has no such time.
+    Known only while requests run, and while usage grows along a line that explains most of its variance; a
+    swinging cache has no such time.
     """
     times, usages = _at_work(history, start)
     every = max(1, len(times) // _SLOPE_POINTS)
@@ -286,7 +269,7 @@ def _seconds_to_full(history: History, start: int) -> float | None:
 
 
 def _at_work(history: History, start: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Times and usages since something runs; none when the last usage is unknown."""
+    """Return times and usages since requests run; none if the last usage is unknown."""
     times, usages = history.times[start:], history.columns["kv_usage"][start:]
     running = history.columns["requests_running"][start:]
     if min(running) > 0 and sum(usages) + sum(running) >= 0:  # at work all the time, and nothing is NaN

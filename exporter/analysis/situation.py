@@ -1,6 +1,6 @@
-"""An engine's situation after a poll: the facts that verdicts are judged by, each computed once.
+"""Describes an engine's situation after a poll: the facts that verdicts are judged by, each computed once.
 
-Pure. Everything may be None, which is unknown; a judgement that needs it is then not made.
+Pure. None is unknown; no verdict is based on an unknown value.
 """
 
 import math
@@ -16,10 +16,11 @@ from exporter.vllm.exposition import LoraState
 
 __all__ = ["Counts", "Queue", "Situation", "Throughput", "describe"]
 
-# Inferred preemptions wait this long for the server's own counter to move.
+# Inferred preemptions count this long, until the server's own counter must have moved.
 _INFERRED_SECONDS: Final = 15.0
 _BUSY_SECONDS: Final = 1.5
-# Tokens per second have fallen when the last poll brought this much less than the best before.
+# Tokens per second have fallen if the last polls have this share of the best rate before them. A rate needs
+# polls this far apart.
 _FALLING: Final = 0.8
 _FALLING_SECONDS: Final = 15.0
 _FALLING_SPAN: Final = 0.4
@@ -244,15 +245,15 @@ def _throughput(history: History, baseline: Baseline, start: int) -> Throughput:
 
 
 def _requests(history: History, start: int) -> float | None:
-    """Running and waiting requests, on average since a window's start."""
+    """Return the mean of running and waiting requests since a window's start."""
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     return None if running is None or waiting is None else running + waiting
 
 
 def _busy(history: History) -> bool:
-    """Whether any of the last polls showed a request, or tokens came between them.
+    """Whether any of the last polls showed a request, or tokens were generated between them.
 
-    At least two polls, and more than a second: single idle readings come in mid-load.
+    At least two polls, and more than a second: single idle readings occur under load.
     """
     if history.columns["requests_running"][-1] > 0:
         return True
@@ -267,7 +268,7 @@ def _number(value: object) -> float | None:
 
 
 def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> float | None:
-    """Tokens of the longest prompts: p99 of those seen where there are buckets, else the model's limit."""
+    """Return the tokens of the longest prompts: p99 of those seen, else the model's limit."""
     lengths = history.prompt_lengths.lengths()
     p99 = lengths.quantile(0.99) if lengths is not None and lengths.detailed else None
     longest = _number(server_facts.get("max_model_len"))
@@ -279,7 +280,7 @@ def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> flo
 def _has_room(
     kv_usage: float | None, free: float | None, longest: float | None, thresholds: AnalysisConfig
 ) -> bool | None:
-    """Whether the head of the queue would be admitted: whole or not at all, and nobody overtakes it."""
+    """Whether the head of the queue would be admitted: only as a whole, and no request overtakes it."""
     if kv_usage is None:
         return None
     if free is not None and longest is not None:
@@ -288,7 +289,7 @@ def _has_room(
 
 
 def _preempted_ago(history: History, thresholds: AnalysisConfig) -> float | None:
-    """Seconds since the counter of preemptions moved, looking back no further than it is spoken of."""
+    """Return the seconds since the counter of preemptions moved; None if not within 2 `light_for`."""
     t = history.times[-1]
     start = history.window_start(t - 2 * thresholds.light_for)
     column = history.columns["preemptions"]
@@ -302,7 +303,10 @@ def _preempted_ago(history: History, thresholds: AnalysisConfig) -> float | None
 
 
 def _falling(history: History) -> bool:
-    """Whether the last poll brought clearly fewer tokens per second than the best one shortly before."""
+    """Whether the last rate of tokens is clearly below the best one of the last seconds.
+
+    Walks backwards in steps of at least `_FALLING_SPAN`: two polls in quick succession make no rate.
+    """
     times, tokens = history.times, history.columns["generation_tokens"]
     first = history.window_start(times[-1] - _FALLING_SECONDS)
     best = last = None

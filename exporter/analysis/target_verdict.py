@@ -14,13 +14,13 @@ _ENGINE_MISSING: Final = "engine_missing"
 
 @dataclass(frozen=True, slots=True)
 class TargetJudgement:
-    """What is said of a target.
+    """The judgement of a target.
 
     Attributes:
-        verdict: ``healthy`` wherever an engine can be read.
-        severity: of the verdict, at least that of the findings.
+        verdict: ``healthy`` where an engine can be read.
+        severity: of the verdict or the finding.
         findings: ``engine_missing`` or nothing.
-        fixes: ids of what to do about the verdict or the findings.
+        fixes: ids of the fixes of the verdict or the finding.
     """
 
     verdict: str
@@ -31,16 +31,16 @@ class TargetJudgement:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """What a target's verdict is judged by. Times are in seconds.
+    """The facts that a target is judged by. Times are in seconds.
 
     Attributes:
-        answered: whether the server answered the last poll, even if with something that is no metrics text.
-        since_good: since the last body that could be read, None before the first.
+        answered: whether the server answered the last poll, even if its response is no metrics text.
+        since_good: since the last valid body, None before the first.
         since_start: since the first poll.
-        grace: how long a server may take to start before its first good poll; there is no second grace.
-        patience: how long the last reading still holds once polls fail.
+        grace: how long the first good poll may take; there is no second grace.
+        patience: how long the last reading stays valid while polls fail.
         engines: engines in the last good body.
-        missing: engines that it lacked and earlier ones had.
+        missing: engines that it lacks and earlier ones had.
     """
 
     answered: bool
@@ -52,8 +52,8 @@ class TargetState:
     missing: int
 
 
-def judge_target(state: TargetState, held: str | None) -> TargetJudgement:
-    """Judge after a poll; `held` is the verdict at present."""
+def judge_target(state: TargetState, current: str | None) -> TargetJudgement:
+    """Judge after a poll; `current` is the verdict before it."""
     if state.answered:
         if state.engines == 0:
             return _judgement("metrics_missing")
@@ -63,7 +63,7 @@ def judge_target(state: TargetState, held: str | None) -> TargetJudgement:
         return _judgement("healthy")
     if state.since_good is None:
         return _judgement("starting" if state.since_start < state.grace else "unreachable")
-    return _judgement("unreachable" if state.since_good > state.patience else held or "healthy")
+    return _judgement("unreachable" if state.since_good > state.patience else current or "healthy")
 
 
 @cache

@@ -4,20 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exporter.analysis.catalogue import Finding, Verdict
-from exporter.publish.alerts.table import NUMBERS, WORST_ENGINE, Alert
+from exporter.publish.alerts.table import DASHBOARDS, NUMBERS, WORST_ENGINE, Alert
 from exporter.rules import template
 from exporter.rules.options import Options
 from exporter.rules.promql import Series
 
-__all__ = ["DASHBOARDS", "Texts"]
+__all__ = ["Texts"]
 
-# By what an alert names.
-DASHBOARDS: Final[Mapping[str, str]] = {
-    "engine": "vllm-pressure-engine",
-    "model": "vllm-pressure-fleet",
-    "target": "vllm-pressure-engine",
-    "exporter": "vllm-pressure-exporter",
-}
 _NAMED: Final = 3
 
 

@@ -500,6 +500,11 @@ def alerts_of(entry):
     return [name for name in (entry.alert, getattr(entry, "model_alert", None)) if name]
 
 
+def can_page(verdict):
+    """Whether a verdict is, or can become, critical."""
+    return verdict.severity is Severity.CRITICAL or verdict.critical_when is not None
+
+
 def contradictions(entry):
     """What is wrong between the keys of one entry."""
     fixes = load().fixes.keys()
@@ -515,7 +520,7 @@ def contradictions(entry):
         yield "unknown fix, or one that stands twice"
     if {*entry.fixes} & entry.not_help.keys():
         yield "a fix is advised and said not to help"
-    if isinstance(entry, Verdict) and entry.can_page != (entry.model_alert is not None):
+    if isinstance(entry, Verdict) and can_page(entry) != (entry.model_alert is not None):
         yield "wanted a model's alert exactly where the verdict can be critical"
     if isinstance(entry, Verdict) and entry.critical_when and entry.severity is Severity.CRITICAL:
         yield "critical_when, and critical already"

@@ -242,7 +242,7 @@ def test_an_idle_server_is_one_source():
 
 
 def test_a_restart_tells_what_was_last_seen_before_it():
-    """The recorded server was killed after 65 s in a storm; its last minute and what it counted are kept."""
+    """The recorded server was killed after 65 s in a storm; its last minute is kept."""
     fed = pipeline(RESTART)
     for poll in polls(RESTART):
         fed.feed(poll.t, poll.body, poll.error)
@@ -255,25 +255,24 @@ def test_a_restart_tells_what_was_last_seen_before_it():
         at=106.0,
         kv_usage=value(last.body, "kv_cache_usage_perc"),
         kv_usage_max=1.0,
-        preemptions=192,
         running=10,
     )
 
 
 def test_of_a_restart_only_the_last_minutes_before_it_are_told():
-    """Full ten minutes ago, 0.4 in the last minute; a preemption a second, so 300 in five minutes."""
+    """Full ten minutes ago, 0.4 in the last minute."""
     polled = [
         (float(t), body(engine(running=2, kv=1.0 if t < 60 else 0.4, preemptions=t), start_time=1000.0))
         for t in range(601)
     ]
     history = remembered([*polled, (640.0, body(engine(running=0, preemptions=0), start_time=2000.0))])
-    assert history.restart == Restart(640.0, 0.4, 0.4, 300.0, 2.0)
+    assert history.restart == Restart(640.0, 0.4, 0.4, 2.0)
 
 
 def test_what_a_restart_cannot_tell_is_unknown():
     """The old process had no gauges yet."""
     begun = [(start_time, body(engine(steps=1), start_time=start_time)) for start_time in (1.0, 9.0)]
-    assert remembered(begun).restart == Restart(9.0, None, None, None, None)
+    assert remembered(begun).restart == Restart(9.0, None, None, None)
 
 
 def test_a_restart_forgets_which_readings_the_old_process_had():

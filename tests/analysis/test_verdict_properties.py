@@ -230,4 +230,4 @@ def test_only_harm_is_critical(play):
     for reading in replay(play):
         for one in reading.engines.values():
             if one.judgement.severity is Severity.CRITICAL:
-                assert TABLE.verdicts[one.judgement.verdict].can_page
+                assert TABLE.verdicts[one.judgement.verdict].model_alert

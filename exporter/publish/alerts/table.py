@@ -45,10 +45,11 @@ IDENTITY: Final[Mapping[Scope, tuple[str, ...]]] = {
     "target": ("cluster", "namespace", "pod"),
 }
 # The dashboard that an alert links to, by what it names.
-DASHBOARDS: Final[Mapping[Scope, str]] = {
+DASHBOARDS: Final[Mapping[str, str]] = {
     "engine": "vllm-pressure-engine",
     "model": "vllm-pressure-fleet",
     "target": "vllm-pressure-engine",
+    "exporter": "vllm-pressure-exporter",
 }
 # A page names the best fixes; the others stand in the runbook.
 FIXES_SHOWN: Final = 3
