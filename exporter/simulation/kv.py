@@ -20,12 +20,13 @@ class KvManager:
         self.pool = Pool(engine.usable_blocks, caching=engine.enable_prefix_caching)
         self.moved = 0
         self._size = engine.block_size
+        self._fixed = engine.blocks_per_request
         self._swapping = engine.recovery == "swap"
         self._swap_free = engine.swap_blocks
 
     def blocks(self, tokens: int) -> int:
-        """Return how many blocks hold so many tokens."""
-        return -(-tokens // self._size)
+        """Return how many blocks a request with this many tokens holds; none before the first token."""
+        return -(-tokens // self._size) + self._fixed if tokens else 0
 
     def growth(self, live: Live, new: int) -> int:
         """Return the blocks a running request needs to compute so many tokens more."""
@@ -76,7 +77,7 @@ class KvManager:
         text = live.text
         if text is None:
             return False
-        held = min(self.blocks(live.computed), live.shared_blocks)
+        held = min(-(-live.computed // self._size), live.shared_blocks)
         live.shared += [SharedBlock(text, i) for i in range(len(live.shared), held)]
         full = live.shared[known : live.computed // self._size]
         for block in full:

@@ -1,16 +1,19 @@
 """One simulated run: requests arrive, the engine steps, what came of it is summed up."""
 
 import heapq
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from exporter.simulation.arrivals import Arrivals
 from exporter.simulation.counters import Totals
+from exporter.simulation.gates import Gate
 from exporter.simulation.in_flight import Live
 from exporter.simulation.latency_histogram import Spread
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS
+from exporter.simulation.workload import Request
 
 __all__ = ["Result", "Run", "simulate"]
 
@@ -145,11 +148,15 @@ class Run:
 
     Attributes:
         scheduler: The engine; its totals, gauges and time may be read between the pieces.
+        gate: What keeps requests back before the scheduler sees them, if anything does.
         stuck: Why nothing can move any more, once that is so.
     """
 
-    def __init__(self, engine: Engine, arrivals: Arrivals) -> None:
+    def __init__(
+        self, engine: Engine, arrivals: Arrivals, gate_for: Callable[[Scheduler], Gate] | None = None
+    ) -> None:
         self.scheduler = Scheduler(engine)
+        self.gate = gate_for(self.scheduler) if gate_for is not None else None
         self.stuck: str | None = None
         self._arrivals = arrivals
         self._deadlines: list[tuple[int, int]] = []
@@ -173,30 +180,48 @@ class Run:
         ended, scheduler.finished = scheduler.finished, []
         for live in ended:
             arrivals.left(live.ended)
+            if self.gate is not None:
+                self.gate.left(live.request.id)
         return ended
 
     def _next(self, end: int | None) -> int | None:
         """Return the next moment at which the world outside does something."""
         moments = [at for at in (self._arrivals.next_at(), end) if at is not None]
-        while self._deadlines and not self.scheduler.holds(self._deadlines[0][1]):
+        if self.gate is not None and (passing := self.gate.next_at()) is not None:
+            moments.append(passing)
+        while self._deadlines and not self._holds(self._deadlines[0][1]):
             heapq.heappop(self._deadlines)
         if self._deadlines:
             moments.append(self._deadlines[0][0])
         return min(moments, default=None)
 
+    def _holds(self, number: int) -> bool:
+        return self.scheduler.holds(number) or (self.gate is not None and self.gate.holds(number))
+
     def _let_in(self) -> None:
         """Hand over what the engine can see by now: clients giving up, then new requests."""
-        scheduler, arrivals = self.scheduler, self._arrivals
+        scheduler, arrivals, gate = self.scheduler, self._arrivals, self.gate
         while self._deadlines and self._deadlines[0][0] <= scheduler.sees:
             _, number = heapq.heappop(self._deadlines)
-            if scheduler.abort(number):
+            if scheduler.abort(number) or (gate is not None and gate.holds(number)):
                 arrivals.left(scheduler.now)
+                if gate is not None:
+                    gate.left(number)
         while (at := arrivals.next_at()) is not None and at <= scheduler.sees:
             request = arrivals.take()
-            if scheduler.add(request, at) is None:
-                arrivals.left(scheduler.now)
-            elif request.abort_after is not None:
+            if request.abort_after is not None:
                 heapq.heappush(self._deadlines, (at + request.abort_after, request.id))
+            if gate is None:
+                self._add(request, at)
+            else:
+                gate.enter(request, at)
+        if gate is not None:
+            for request, at in gate.release(scheduler.sees):
+                self._add(request, at)
+
+    def _add(self, request: Request, at: int) -> None:
+        if self.scheduler.add(request, at) is None:
+            self._arrivals.left(self.scheduler.now)
 
 
 def simulate(

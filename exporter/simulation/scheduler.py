@@ -143,6 +143,18 @@ class Scheduler:
             self._count(self._in_flight)
         return self.pool.reset()
 
+    def hold_blocks(self, blocks: int) -> bool:
+        """Take free blocks out of use, for a load or a leak; False, with nothing taken, if they are not free."""
+        if blocks > self.pool.free:
+            return False
+        self.pool.take(blocks)
+        return True
+
+    def return_blocks(self, blocks: int) -> None:
+        """Put blocks that were held back into use."""
+        self.pool.release(blocks, 0)
+        self._blocked = False
+
     def stuck(self) -> str | None:
         """Say why nothing can ever move again, or None; to be asked after a step that did nothing."""
         if self._roster.running or not self._queue:

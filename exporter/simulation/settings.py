@@ -15,6 +15,7 @@ class Engine:
     Attributes:
         num_gpu_blocks: Blocks of the pool, the null block included: one is never used.
         block_size: Tokens a block holds.
+        blocks_per_request: Blocks that each request holds besides its tokens (the state of a hybrid model).
         max_num_seqs: Seats: requests running at once.
         max_num_batched_tokens: Tokens scheduled in one step at most.
         max_model_len: Longest sequence; longer outputs are cut, longer prompts refused. None: no limit.
@@ -34,6 +35,7 @@ class Engine:
 
     num_gpu_blocks: int
     block_size: int = 16
+    blocks_per_request: int = 0
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None

@@ -1,0 +1,270 @@
+"""One engine of a scenario: the simulated scheduler, its faults, and what vLLM would count of it."""
+
+import bisect
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from bench.judge.traffic import Clients, Traffic
+from exporter.simulation.gates import AdapterSlots, ConnectorLoads, Gate
+from exporter.simulation.in_flight import Live
+from exporter.simulation.run import Run
+from exporter.simulation.scheduler import Scheduler
+from exporter.simulation.settings import Engine
+from exporter.simulation.timing import NANOSECONDS, nanoseconds
+from exporter.simulation.workload import Request
+from exporter.standin.metrics_page import EngineFigures, Finished
+
+__all__ = ["Fault", "Machine", "Sample"]
+
+
+class Sample(NamedTuple):
+    """What is known of an engine at one moment; counters are sums since the start, over restarts."""
+
+    t: float
+    running: int
+    waiting: int
+    deferred: int
+    kv_usage: float
+    output_tokens: int
+    prompt_tokens: int
+    finished: int
+    preemptions: int
+    aborted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes:
+        kind: ``slow`` (steps take ``factor`` times as long), ``stall`` (no step), ``leak`` (a share ``factor`` of
+            the free blocks is lost), ``door`` (nobody is admitted), ``connector`` (loads take ``factor`` seconds),
+            ``adapters`` (``factor`` slots), ``restart`` (down for ``factor`` seconds), ``down``.
+        at: Seconds from the start; adapters and connectors are there from the start.
+        factor: See ``kind``.
+        until: Seconds at which it is over, or None.
+    """
+
+    kind: str
+    at: float
+    factor: float = 0.0
+    until: float | None = None
+
+
+class Machine:
+    """A simulated engine with a fault, sampled at any rising times."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        traffic: Traffic,
+        fault: Fault | None = None,
+        *,
+        since: float = 0.0,
+        figures: EngineFigures | None = None,
+    ) -> None:
+        """Begin.
+
+        Args:
+            engine: Its settings.
+            traffic: What is sent to it.
+            fault: What goes wrong, if anything does.
+            since: Seconds at which to begin; what arrives earlier is left out.
+            figures: Filled as vLLM's logger would; None saves the work.
+        """
+        self._engine = engine
+        self._fault = fault
+        self._arrivals = traffic.arrivals(since)
+        self._traffic = traffic
+        self.figures = figures
+        self._before = [0] * 5
+        self._begin(nanoseconds(since))
+        self._events = self._plan(since)
+        self._frozen = False
+        self._waiting_since_frozen = 0
+        self.up = True
+
+    def _begin(self, now: int) -> None:
+        self._run = Run(self._engine, self._arrivals, self._gate)
+        scheduler = self._run.scheduler
+        scheduler.now = scheduler.sees = now
+        self._finished = 0
+        self._noted = [0] * 5
+        if self.figures is not None:
+            self.figures.gauges(0, 0, 0.0)
+            self.figures.preempted(0)
+            scheduler.witness = self._witness
+
+    def _gate(self, scheduler: Scheduler) -> Gate | None:
+        fault = self._fault
+        if fault is None or fault.kind not in ("adapters", "connector"):
+            return None
+        if fault.kind == "adapters":
+            return AdapterSlots(int(fault.factor), _adapter_of)
+        slow_from, slow, normal = nanoseconds(fault.at), nanoseconds(fault.factor), nanoseconds(0.2)
+
+        def load_time(request: Request, now: int) -> int:
+            most = slow if now >= slow_from else normal
+            return most // 2 + (request.id * 2654435761 % 1000) * most // 1000
+
+        return ConnectorLoads(scheduler, load_time)
+
+    def _plan(self, since: float) -> list[tuple[float, Callable[[], None]]]:
+        fault = self._fault
+        if fault is None or fault.kind in ("adapters", "connector"):
+            return []
+        begin, end = _EVENTS[fault.kind]
+        events = [(max(since, fault.at), lambda: begin(self, fault))]
+        over = fault.at + fault.factor if fault.kind == "restart" else fault.until
+        if over is not None:
+            events.append((over, lambda: end(self, fault)))
+        return events
+
+    def until(self, t: float) -> Sample:
+        """Go on to a time in seconds and return the state there."""
+        while self._events and self._events[0][0] <= t:
+            at, event = self._events.pop(0)
+            self._advance(nanoseconds(at))
+            event()
+        self._advance(nanoseconds(t))
+        return self._sample(t)
+
+    def _advance(self, at: int) -> None:
+        if self._frozen or not self.up:
+            return
+        ended = None
+        while ended is None or ended:
+            ended = self._run.until(at)
+            self._finished += len(ended)
+            if self.figures is not None:
+                self._note_steps()
+                for live in ended:
+                    self._note_finished(live)
+
+    def _sample(self, t: float) -> Sample:
+        run, scheduler = self._run, self._run.scheduler
+        gate, totals = run.gate, scheduler.totals
+        deferred = gate.deferred if gate is not None else 0
+        waiting = scheduler.waiting + deferred + getattr(gate, "queued", 0)
+        if self.figures is not None and not self._frozen:
+            self.figures.gauges(scheduler.running, waiting, scheduler.kv_usage, deferred)
+            self.figures.preempted(totals.preemptions_counted)
+        counted = self._counts()
+        return Sample(t, scheduler.running, waiting, deferred, scheduler.kv_usage, *counted)
+
+    def _counts(self) -> list[int]:
+        totals = self._run.scheduler.totals
+        now = [
+            totals.output_tokens,
+            totals.scheduled_tokens - totals.output_tokens - totals.recomputed_tokens,
+            self._finished,
+            totals.preemptions,
+            totals.aborted,
+        ]
+        return [a + b for a, b in zip(self._before, now, strict=True)]
+
+    # What vLLM counts.
+
+    def _witness(self, live: Live) -> None:
+        now = self._run.scheduler.now
+        self._noted[4] += 1
+        if live.first is None:
+            seconds = (now - live.arrival) / NANOSECONDS
+            self.figures.first_token(live.request.prompt_tokens, live.cached_tokens, seconds)
+        else:
+            self.figures.next_tokens(1, (now - live.stopped) / NANOSECONDS)
+
+    def _note_steps(self) -> None:
+        totals = self._run.scheduler.totals
+        steps, busy, output_steps, outputs, told = self._noted
+        if totals.steps > steps:
+            tokens = totals.output_tokens - outputs - told
+            self.figures.next_tokens(tokens, (totals.busy - busy) / (totals.steps - steps) / NANOSECONDS)
+            # Recomputed tokens are in no counter of vLLM's.
+            scheduled = totals.scheduled_tokens - totals.recomputed_tokens
+            self.figures.steps(totals.output_steps - output_steps, scheduled - self._scheduled)
+            self._scheduled = scheduled
+        self._noted = [totals.steps, totals.busy, totals.output_steps, totals.output_tokens, 0]
+
+    _scheduled = 0
+
+    def _note_finished(self, live: Live) -> None:
+        admitted, first = live.admitted or live.arrival, live.first or live.ended
+        self.figures.finished(
+            Finished(
+                prompt=live.request.prompt_tokens,
+                output=live.outputs,
+                computed=live.request.prompt_tokens - live.cached_tokens,
+                queue=(admitted - live.arrival) / NANOSECONDS,
+                first=(first - live.arrival) / NANOSECONDS,
+                total=(live.ended - live.arrival) / NANOSECONDS,
+                preemptions=live.preemptions,
+            )
+        )
+
+    # What goes wrong.
+
+    def _slow(self, fault: Fault) -> None:
+        engine = self._engine
+        self._run.scheduler.engine = replace(engine, step_time=engine.step_time.scaled(fault.factor))
+
+    def _leak(self, fault: Fault) -> None:
+        scheduler = self._run.scheduler
+        self._leaked = int(scheduler.pool.free * fault.factor)
+        scheduler.hold_blocks(self._leaked)
+
+    def _tight(self, _fault: Fault) -> None:
+        self._run.scheduler.return_blocks(self._leaked)
+
+    def _freeze(self, _fault: Fault) -> None:
+        self._frozen = True
+
+    def _thaw(self, fault: Fault) -> None:
+        self._frozen = False
+        self._run.scheduler.now = nanoseconds(fault.until or 0.0)
+
+    def _close_door(self, _fault: Fault) -> None:
+        closed = copy.copy(self._engine)
+        object.__setattr__(closed, "max_num_seqs", 0)
+        self._run.scheduler.engine = closed
+
+    def _normal(self, _fault: Fault) -> None:
+        self._run.scheduler.engine = self._engine
+        self._run.scheduler.return_blocks(0)
+
+    def _go_down(self, _fault: Fault) -> None:
+        self.up = False
+        self._before = self._counts()
+
+    def _come_up(self, fault: Fault) -> None:
+        now = nanoseconds(fault.at + fault.factor)
+        self.up = True
+        if isinstance(self._arrivals, Clients):
+            self._arrivals.lose_all(now)
+        else:
+            self._arrivals = self._traffic.arrivals(fault.at + fault.factor)
+        if self.figures is not None:
+            self.figures = self.renew()
+        self._begin(now)
+        self._scheduled = 0
+
+    renew: Callable[[], EngineFigures]
+    _leaked = 0
+
+
+_EVENTS: Mapping[str, tuple[Callable[[Machine, Fault], None], Callable[[Machine, Fault], None]]] = {
+    "slow": (Machine._slow, Machine._normal),
+    "stall": (Machine._freeze, Machine._thaw),
+    "leak": (Machine._leak, Machine._tight),
+    "door": (Machine._close_door, Machine._normal),
+    "restart": (Machine._go_down, Machine._come_up),
+    "down": (Machine._go_down, Machine._come_up),
+}
+
+
+def _adapter_of(request: Request) -> int | None:
+    """Two in three requests use one of 12 adapters."""
+    number = request.id * 2654435761 % 2**32
+    return None if number % 3 == 0 else number // 3 % 12
