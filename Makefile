@@ -3,7 +3,7 @@
 # make check   the two-minute loop: format, lint, types, tests that need only Python
 PY := .venv/bin/python
 
-.PHONY: setup demo check test format bench fuzz docs screenshots lowest audit lock
+.PHONY: setup demo check test format bench judge fuzz docs screenshots lowest audit lock
 
 setup:
 	@.ci/setup
@@ -28,6 +28,11 @@ format: setup
 bench: setup
 	@.ci/programs bench
 	$(PY) -m bench
+
+# Verdicts on servers drawn at random; JUDGE="--explain 17" explains one of them.
+JUDGE := --seeds 1..2000 --write
+judge: setup
+	$(PY) -m bench.judge $(JUDGE)
 
 fuzz: setup
 	cd tests && ../$(PY) -m fuzz

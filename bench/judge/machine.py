@@ -1,8 +1,7 @@
 """One engine of a scenario: the simulated scheduler, its faults, and what vLLM would count of it."""
 
-import bisect
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +31,7 @@ class Sample(NamedTuple):
     finished: int
     preemptions: int
     aborted: int
+    recomputed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,10 @@ class Fault:
     """Something that goes wrong.
 
     Attributes:
-        kind: ``slow`` (steps take ``factor`` times as long), ``stall`` (no step), ``leak`` (a share ``factor`` of
-            the free blocks is lost), ``door`` (nobody is admitted), ``connector`` (loads take ``factor`` seconds),
-            ``adapters`` (``factor`` slots), ``restart`` (down for ``factor`` seconds), ``down``.
+        kind: ``slow`` (steps take ``factor`` times as long), ``stall`` (no step), ``leak`` (a share
+            ``factor`` of the free blocks is lost), ``door`` (nobody is admitted), ``connector`` (loads take
+            ``factor`` seconds), ``adapters`` (``factor`` slots), ``restart`` (down for ``factor`` seconds),
+            ``down``.
         at: Seconds from the start; adapters and connectors are there from the start.
         factor: See ``kind``.
         until: Seconds at which it is over, or None.
@@ -64,6 +65,7 @@ class Machine:
         *,
         since: float = 0.0,
         figures: EngineFigures | None = None,
+        new_process: Callable[[], EngineFigures] | None = None,
     ) -> None:
         """Begin.
 
@@ -73,13 +75,15 @@ class Machine:
             fault: What goes wrong, if anything does.
             since: Seconds at which to begin; what arrives earlier is left out.
             figures: Filled as vLLM's logger would; None saves the work.
+            new_process: Returns the figures of the process after a restart.
         """
         self._engine = engine
         self._fault = fault
         self._arrivals = traffic.arrivals(since)
         self._traffic = traffic
         self.figures = figures
-        self._before = [0] * 5
+        self._new_process = new_process
+        self._before = [0] * 6
         self._begin(nanoseconds(since))
         self._events = self._plan(since)
         self._frozen = False
@@ -90,7 +94,7 @@ class Machine:
         self._run = Run(self._engine, self._arrivals, self._gate)
         scheduler = self._run.scheduler
         scheduler.now = scheduler.sees = now
-        self._finished = 0
+        self._finished = self._scheduled = self._leaked = 0
         self._noted = [0] * 5
         if self.figures is not None:
             self.figures.gauges(0, 0, 0.0)
@@ -115,11 +119,18 @@ class Machine:
         fault = self._fault
         if fault is None or fault.kind in ("adapters", "connector"):
             return []
-        begin, end = _EVENTS[fault.kind]
-        events = [(max(since, fault.at), lambda: begin(self, fault))]
+        begin, end = {
+            "slow": (self._slow, self._normal),
+            "stall": (self._freeze, self._thaw),
+            "leak": (self._leak, self._tight),
+            "door": (self._close_door, self._normal),
+            "restart": (self._go_down, self._come_up),
+            "down": (self._go_down, self._come_up),
+        }[fault.kind]
+        events = [(max(since, fault.at), lambda: begin(fault))]
         over = fault.at + fault.factor if fault.kind == "restart" else fault.until
         if over is not None:
-            events.append((over, lambda: end(self, fault)))
+            events.append((over, lambda: end(fault)))
         return events
 
     def until(self, t: float) -> Sample:
@@ -162,6 +173,7 @@ class Machine:
             self._finished,
             totals.preemptions,
             totals.aborted,
+            totals.recomputed_tokens,
         ]
         return [a + b for a, b in zip(self._before, now, strict=True)]
 
@@ -187,8 +199,6 @@ class Machine:
             self.figures.steps(totals.output_steps - output_steps, scheduled - self._scheduled)
             self._scheduled = scheduled
         self._noted = [totals.steps, totals.busy, totals.output_steps, totals.output_tokens, 0]
-
-    _scheduled = 0
 
     def _note_finished(self, live: Live) -> None:
         admitted, first = live.admitted or live.arrival, live.first or live.ended
@@ -245,23 +255,9 @@ class Machine:
             self._arrivals.lose_all(now)
         else:
             self._arrivals = self._traffic.arrivals(fault.at + fault.factor)
-        if self.figures is not None:
-            self.figures = self.renew()
+        if self._new_process is not None:
+            self.figures = self._new_process()
         self._begin(now)
-        self._scheduled = 0
-
-    renew: Callable[[], EngineFigures]
-    _leaked = 0
-
-
-_EVENTS: Mapping[str, tuple[Callable[[Machine, Fault], None], Callable[[Machine, Fault], None]]] = {
-    "slow": (Machine._slow, Machine._normal),
-    "stall": (Machine._freeze, Machine._thaw),
-    "leak": (Machine._leak, Machine._tight),
-    "door": (Machine._close_door, Machine._normal),
-    "restart": (Machine._go_down, Machine._come_up),
-    "down": (Machine._go_down, Machine._come_up),
-}
 
 
 def _adapter_of(request: Request) -> int | None:

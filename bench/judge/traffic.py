@@ -3,7 +3,7 @@
 import heapq
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from exporter.simulation.arrivals import Arrivals, Timed
 from exporter.simulation.rng import Dice
@@ -29,8 +29,8 @@ class Phase:
     rate: tuple[float, float] = (0.0, 0.0)
     clients: int = 0
     burst: int = 0
-    prompts: Lengths = Lengths.between(100, 500)
-    outputs: Lengths = Lengths.between(50, 400)
+    prompts: Lengths = field(default_factory=lambda: Lengths.between(100, 500))
+    outputs: Lengths = field(default_factory=lambda: Lengths.between(50, 400))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Traffic:
 
     Attributes:
         phases: One after the other.
-        closed: Whether each client waits for its answer (then ``clients`` counts), or requests come at a rate.
+        closed: Whether each client waits for its answer (``clients`` counts), or requests come at a rate.
         patience: Seconds after which a client gives up; with a closed load it sends again.
         prefixes, prefix_tokens: Shared texts in front of the prompts.
         single: Requests sent once, with their own arrival.

@@ -1,7 +1,7 @@
 """What requests wait for before the scheduler may admit them: an adapter slot, or KV that a connector loads.
 
-vLLM keeps such requests out of the way of the others and counts them as waiting and deferred. A gate does so in
-front of the scheduler: `Run` passes each arriving request to it and asks it again whenever something changes.
+vLLM keeps such requests out of the way of the others and counts them as waiting and deferred. A gate does
+so in front of the scheduler: `Run` passes each arriving request to it, and asks it again at every change.
 """
 
 import heapq

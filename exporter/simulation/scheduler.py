@@ -144,7 +144,7 @@ class Scheduler:
         return self.pool.reset()
 
     def hold_blocks(self, blocks: int) -> bool:
-        """Take free blocks out of use, for a load or a leak; False, with nothing taken, if they are not free."""
+        """Take free blocks out of use, for a load or a leak; False if there are not enough."""
         if blocks > self.pool.free:
             return False
         self.pool.take(blocks)

@@ -83,11 +83,12 @@ class EngineFigures:
         self.values: dict[tuple[str, str], float] = {}
         self.histograms = {name: _Histogram(each) for name, each in bounds.items()}
 
-    def gauges(self, running: int, waiting: int, kv_usage: float) -> None:
-        """Set the gauges after a step; all waiting requests wait for capacity."""
+    def gauges(self, running: int, waiting: int, kv_usage: float, deferred: int = 0) -> None:
+        """Set the gauges after a step; the waiting requests that are not deferred wait for capacity."""
         for word, value in (("running", running), ("waiting", waiting), ("usage", kv_usage)):
             self.values[PRINTED[word], ""] = value
-        self.values[PRINTED["waiting_by_reason"], "capacity"] = waiting
+        self.values[PRINTED["waiting_by_reason"], "capacity"] = waiting - deferred
+        self.values[PRINTED["waiting_by_reason"], "deferred"] = deferred
 
     def preempted(self, total: int) -> None:
         """Set the preemption counter."""

@@ -1,0 +1,218 @@
+"""One scenario through the real pipeline, and what is right or wrong about its verdicts."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from bench.judge.draw import Scenario, draw
+from bench.judge.machine import Machine, Sample
+from bench.judge.truth import Truth, truth_of
+from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.config import AnalysisConfig
+from exporter.simulation.settings import Engine
+from exporter.standin.metrics_page import EngineFigures, MetricsPage
+
+__all__ = ["Said", "Trial", "play", "trial"]
+
+_PAGE_VERSION: Final = "0.32.0"
+_MODEL: Final = "drawn"
+_ORIGIN: Final = 1.7e9
+# An alert goes out when a critical verdict has lasted this long.
+HOLD: Final = 30.0
+
+
+class Said(NamedTuple):
+    """What the exporter says of an engine after a poll."""
+
+    t: float
+    verdict: str
+    severity: str
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a scenario was judged.
+
+    Attributes:
+        seed, kind: Of the scenario.
+        truth: See `bench.judge.truth.Truth`.
+        verdict: At the end of the trouble phase.
+        right: Whether it is acceptable.
+        false_page: Whether a critical verdict lasted long enough to page where no page is justified.
+        blinked: Whether a critical verdict was there for a shorter time where no page is justified.
+        missed_page: Whether a page was due and did not come.
+        seconds: From the onset of the trouble to the first right verdict; None without trouble, or never.
+        flaps: Changes of the verdict in the trouble phase after the first one.
+        others: Verdicts at the end of the engines that are not in trouble.
+        said: All that was said of the first engine.
+        samples: Its state at each second.
+    """
+
+    seed: int
+    kind: str
+    truth: Truth
+    verdict: str
+    right: bool
+    false_page: bool
+    blinked: bool
+    missed_page: bool
+    seconds: float | None
+    flaps: int
+    others: tuple[str, ...]
+    said: tuple[Said, ...]
+    samples: tuple[Sample, ...]
+
+
+class _Server:
+    """The machines of a scenario behind one metrics page."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._page = self._new_page(_ORIGIN)
+        self.machines = [
+            Machine(
+                scenario.engine,
+                traffic,
+                None if number else scenario.fault,
+                figures=figures,
+                new_process=self._restart,
+            )
+            for number, (traffic, figures) in enumerate(
+                zip(scenario.traffic, self._page.engines, strict=True)
+            )
+        ]
+
+    def _new_page(self, started: float) -> MetricsPage:
+        engine, engines = self._scenario.engine, len(self._scenario.traffic)
+        return MetricsPage(
+            _PAGE_VERSION,
+            _MODEL,
+            started,
+            max_model_len=engine.max_model_len or 0,
+            cache=_labels(engine, engines),
+            engines=engines,
+        )
+
+    def _restart(self) -> EngineFigures:
+        fault = self._scenario.fault
+        self._page = self._new_page(_ORIGIN + fault.at + fault.factor)
+        return self._page.engines[0]
+
+    def body(self, t: float) -> bytes:
+        view = self._scenario.view
+        return view.dialect.translate(self._page.body(_ORIGIN + t), api_servers=view.api_servers)
+
+
+def _labels(engine: Engine, engines: int) -> dict[str, str]:
+    longest = engine.max_model_len or 1
+    concurrency = engine.usable_blocks / (-(-longest // engine.block_size) + engine.blocks_per_request)
+    return {
+        "block_size": str(engine.block_size),
+        "effective_attention_block_size": str(engine.block_size),
+        "enable_prefix_caching": str(engine.enable_prefix_caching),
+        "kv_cache_memory_bytes": "None",
+        "kv_cache_size_tokens": str(int(concurrency * longest)),
+        "kv_cache_max_concurrency": str(round(concurrency, 3)),
+        "num_gpu_blocks": str(engine.num_gpu_blocks * engines),
+        "num_gpu_blocks_override": "None",
+        "user_specified_block_size": "False",
+    }
+
+
+def play(scenario: Scenario) -> tuple[list[list[Said]], list[Sample]]:
+    """Play a scenario; return what is said of each engine, and the first engine's samples at each poll."""
+    server, view = _Server(scenario), scenario.view
+    pipeline = Pipeline(AnalysisConfig(), view.facts, view.interval)
+    dice = random.Random(scenario.seed)
+    said: list[list[Said]] = [[] for _ in scenario.traffic]
+    samples: list[Sample] = []
+    t = 0.0
+    while t <= scenario.end:
+        late = t + dice.random() * view.jitter
+        states = [machine.until(late) for machine in server.machines]
+        samples.append(states[0])
+        if t >= view.since:
+            reading = _poll(pipeline, server, late, missed=dice.random() < view.missed)
+            for number, lines in enumerate(said):
+                lines.append(_said(reading, number))
+        t += view.interval
+    return said, samples
+
+
+def _poll(pipeline: Pipeline, server: _Server, t: float, *, missed: bool) -> TargetReading:
+    if not server.machines[0].up:
+        return pipeline.feed(t, None, "connection_refused")
+    return pipeline.feed(t, None, "timeout") if missed else pipeline.feed(t, server.body(t))
+
+
+def _said(reading: TargetReading, number: int) -> Said:
+    for key, engine in reading.engines.items():
+        if key.engine == str(number):
+            judgement = engine.judgement
+            return Said(reading.t, judgement.verdict, judgement.severity.value, tuple(engine.findings))
+    return Said(reading.t, reading.judgement.verdict, reading.judgement.severity.value, ())
+
+
+def trial(seed: int, kind: str | None = None) -> Trial:
+    """Draw, play and judge one scenario."""
+    scenario = draw(seed, kind)
+    said, samples = play(scenario)
+    truth = truth_of(scenario, samples)
+    first = said[0]
+    verdict = first[-1].verdict
+    lead = [s for s in first if s.t < scenario.calm]
+    trouble = [s for s in first if s.t >= scenario.calm]
+    false_spans = _critical_spans(lead if truth.page != "false" else first)
+    for other in said[1:]:
+        false_spans += _critical_spans(other)
+    others = tuple(lines[-1].verdict for lines in said[1:])
+    return Trial(
+        seed,
+        scenario.kind,
+        truth,
+        verdict,
+        verdict in truth.acceptable and all(_is_calm(each) for each in others),
+        any(span >= HOLD for span in false_spans),
+        any(span < HOLD for span in false_spans),
+        truth.page == "due" and trouble[-1].severity != "critical",
+        _seconds(truth, trouble),
+        _flaps(truth, trouble),
+        others,
+        tuple(first),
+        tuple(samples),
+    )
+
+
+def _is_calm(verdict: str) -> bool:
+    return verdict in ("healthy", "kv_full_ok", "preemption_light")
+
+
+def _critical_spans(said: Sequence[Said]) -> list[float]:
+    """Return how long each critical time lasted."""
+    spans, since = [], None
+    for now in said:
+        if now.severity == "critical":
+            since = now.t if since is None else since
+        elif since is not None:
+            spans.append(now.t - since)
+            since = None
+    if since is not None:
+        spans.append(said[-1].t - since)
+    return spans
+
+
+def _seconds(truth: Truth, trouble: Sequence[Said]) -> float | None:
+    if truth.onset is None:
+        return None
+    return next(
+        (s.t - truth.onset for s in trouble if s.t >= truth.onset and s.verdict in truth.acceptable), None
+    )
+
+
+def _flaps(truth: Truth, trouble: Sequence[Said]) -> int:
+    onset = truth.onset or trouble[0].t
+    verdicts = [s.verdict for s in trouble if s.t >= onset]
+    return max(0, sum(a != b for a, b in pairwise(verdicts)) - 1)
