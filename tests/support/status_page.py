@@ -8,9 +8,9 @@ with Shown(max_num_seqs=64) as shown:
 import asyncio
 import threading
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import Evidence
@@ -75,7 +75,7 @@ class Shown:
         self.page = Page(self.view, lambda: self._shows)
         self._url, self._own = url, own or {}
         self._several: View | None = None
-        self._shows = 0.0  # every show is far later than the one before: no answer is kept for longer
+        self._shows = 0.0  # each show is far later than the one before: the cache keeps no answer longer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server = WebServer(make_app(scrape_of(), dict, self.page), "127.0.0.1", 0)
@@ -88,20 +88,40 @@ class Shown:
         return View(now, WALL + now, (TargetView(self._url, self.reading, self.timeline),), self._own)
 
     def show(self, reading: TargetReading | None, *, late: float = 0.2) -> None:
-        """Show a reading as if it were the last one, without remembering it in the charts."""
-        self.reading, self.late = reading, late
-        self._shows += 1000.0
+        """Show a reading as if it were the last one, without adding it to the charts."""
+        self._between_answers(self._set, reading, late)
 
     def show_several(self, view: View) -> None:
-        """Show several targets in place of the one."""
-        self._several = view
-        self._shows += 1000.0
+        """Show several targets instead of the one."""
+        self._between_answers(self._set_several, view)
 
     def play(self, readings: Iterable[TargetReading]) -> None:
-        """Take readings one by one, as a watcher does."""
+        """Add readings one by one, as a poller does."""
+        self._between_answers(self._add, list(readings))
+
+    def _between_answers(self, change: Callable[..., None], *arguments: Any) -> None:
+        """Change what is shown on the server's own loop.
+
+        A change in the middle of a rendering would make an old page look as if it had taken 1,000 s to
+        render: the cache would then serve it until the end of the test.
+        """
+
+        async def apply() -> None:
+            change(*arguments)
+            self._shows += 1000.0
+
+        asyncio.run_coroutine_threadsafe(apply(), self._loop).result(PATIENCE)
+
+    def _set(self, reading: TargetReading | None, late: float) -> None:
+        self.reading, self.late = reading, late
+
+    def _set_several(self, view: View) -> None:
+        self._several = view
+
+    def _add(self, readings: Sequence[TargetReading]) -> None:
         for reading in readings:
             self.timeline.add(reading)
-        self.show(reading)
+        self._set(readings[-1], 0.2)
 
     def get(self, path: str) -> str:
         """What the server answers."""

@@ -140,7 +140,10 @@ async function refresh() {
     const page = await ask(location.pathname + location.search, "document");
     const fresh = page.getElementById("main");
     if (!fresh || !page.body.dataset.run) throw new Error("not this page");
-    if (page.body.dataset.run !== document.body.dataset.run) return location.reload(); // another exporter
+    if (page.body.dataset.run !== document.body.dataset.run) {
+      location.reload(); // another exporter: no more turns here, each would start the reload again
+      return new Promise(() => {});
+    }
     const said = fresh.dataset.headline;
     if (said !== main.dataset.headline) say("said", said);
     document.title = heard = page.title;
@@ -158,7 +161,7 @@ async function refresh() {
 }
 
 let waiting = 0;
-let busy = false;
+let busy = true; // until the page is drawn as it came
 
 async function turn() {
   clearTimeout(waiting);
@@ -483,4 +486,7 @@ document.addEventListener("pointerdown", (event) => {
 });
 document.addEventListener("visibilitychange", () => document.hidden || turn());
 document.documentElement.classList.add("js");
-update().catch(() => {}).finally(() => (waiting = setTimeout(turn, 1000 * Number(main.dataset.every || 2))));
+update().catch(() => {}).finally(() => {
+  busy = false;
+  waiting = setTimeout(turn, 1000 * Number(main.dataset.every || 2));
+});

@@ -97,12 +97,12 @@ class Page:
             return answer
         answer = make(view or self._view(), chosen)
         end = self._clock()
-        keep = max(_KEEP_SECONDS, _DEAREST * (end - start))
+        dear = _DEAREST * (end - start)
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
-        self._kept[kind, chosen] = (end + keep, answer)
+        self._kept[kind, chosen] = (end + max(_KEEP_SECONDS, dear), answer)
         if kind == "html":
-            self._every = max(EVERY_SECONDS, keep)
+            self._every = max(EVERY_SECONDS, dear)
         return answer
 
     def _html(self, view: View, chosen: Chosen) -> Answer:
