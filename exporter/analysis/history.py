@@ -107,6 +107,7 @@ class History:
         self._whole_body_seen = False
         self._mixed = False
         self._begin_index = 0
+        self._windows: dict[tuple[str, int], tuple[Sequence[float], float]] = {}
 
     # Adding a poll.
 
@@ -208,6 +209,7 @@ class History:
         return own is not None and own != self.columns[name][-1]
 
     def _append(self, t: float, values: Mapping[str, float]) -> None:
+        self._windows.clear()
         self.times.append(t)
         own = self.own
         for name, append in self._gauges:
@@ -281,41 +283,41 @@ class History:
         return None if math.isnan(value) else value
 
     def highest(self, name: str, start: int) -> float | None:
-        """Return the maximum since a window's start, None without known values."""
-        known = self._known(name, start)
+        """Return the maximum since a window's start, None where nothing is known."""
+        known, _ = self._known(name, start)
         return max(known) if known else None
 
     def mean(self, name: str, start: int) -> float | None:
-        """Return the mean over the polls since a window's start, None without known values."""
-        column = self.columns[name][start:]
-        total = sum(column)
-        if total == total and column:  # noqa: PLR0124 (not NaN: nothing is unknown, which is the rule)
-            return total / len(column)
-        known = self._known(name, start)
-        return sum(known) / len(known) if known else None
-
-    def highest_and_mean(self, name: str, start: int) -> tuple[float | None, float | None]:
-        """Return the maximum and the mean of the same polls in one pass."""
-        known = self._known(name, start)
-        return (max(known), sum(known) / len(known)) if known else (None, None)
+        """Return the mean over the polls since a window's start, None where nothing is known."""
+        known, total = self._known(name, start)
+        return total / len(known) if known else None
 
     def share(self, name: str, start: int, least: float) -> float | None:
         """Return the share of the polls since a window's start in which a gauge was at least `least`."""
-        known = self._known(name, start)
+        known, _ = self._known(name, start)
         if not known:
             return None
-        # Mostly all of them or none, which the extremes show at a third of the cost.
+        # Mostly all of them or none; the extremes show that at a third of the cost.
         if min(known) >= least:
             return 1.0
         if max(known) < least:
             return 0.0
         return sum(map(float(least).__le__, known)) / len(known)
 
-    def _known(self, name: str, start: int) -> Sequence[float]:
-        """Return a column since a window's start without unknown values."""
-        column = self.columns[name][start:]
-        # The sum is a cheap test that no value is unknown, as is the rule.
-        return [value for value in column if not math.isnan(value)] if math.isnan(sum(column)) else column
+    def _known(self, name: str, start: int) -> tuple[Sequence[float], float]:
+        """Return the known values of a column since a window's start, and their sum.
+
+        Several readers look at the same windows of one poll, so they are kept until the next.
+        """
+        window = self._windows.get((name, start))
+        if window is None:
+            column: Sequence[float] = self.columns[name][start:]
+            total = sum(column)
+            if math.isnan(total):  # something is unknown, which is rare
+                column = [value for value in column if not math.isnan(value)]
+                total = sum(column)
+            window = self._windows[name, start] = column, total
+        return window
 
     def increase(self, name: str, start: int) -> float | None:
         """Return the increase of a counter since a window's start; None if unknown.

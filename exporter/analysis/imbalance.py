@@ -38,12 +38,13 @@ class ImbalanceWatch:
 
     def observe(self, histories: Sequence[History], thresholds: AnalysisConfig) -> None:
         """Update after a poll; `histories` are of the engines in the last good body."""
-        loads = [load for history in histories if (load := _load(history, thresholds)) is not None]
-        if len(loads) < max(2, len(histories)):
+        loads = [_load(history, thresholds) for history in histories] if len(histories) > 1 else []
+        known = [load for load in loads if load is not None]
+        if not known or len(known) < len(loads):
             self.imbalanced = False
             return
         excess = (thresholds.imbalance_factor - 1) * (_LEAVE if self.imbalanced else 1.0)
-        self.imbalanced = _is_imbalanced(loads, 1 + excess, thresholds.imbalance_requests)
+        self.imbalanced = _is_imbalanced(known, 1 + excess, thresholds.imbalance_requests)
 
 
 def _load(history: History, thresholds: AnalysisConfig) -> _Load | None:

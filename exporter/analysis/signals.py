@@ -107,7 +107,6 @@ def compute(
     ratio = _unknown if mixed else history.ratio
     capacity, estimate = kv_capacity(history, engines)
     inside = history.first_index_since(now - windows.short)
-    kv_usage_max, kv_usage_mean = history.highest_and_mean("kv_usage", inside)
     signals = Signals(
         preemptions_total=history.own.get("preemptions"),
         preemptions_per_second=rate("preemptions", short),
@@ -115,8 +114,8 @@ def compute(
         preemptions_inferred_per_second=_inferred(history, rate, short),
         recomputed_ratio=None if mixed else _recomputed(history, short, capacity),
         kv_usage_ratio=history.latest("kv_usage"),
-        kv_usage_max_ratio=kv_usage_max,
-        kv_usage_mean_ratio=kv_usage_mean,
+        kv_usage_max_ratio=history.highest("kv_usage", inside),
+        kv_usage_mean_ratio=history.mean("kv_usage", inside),
         kv_seconds_to_full=None if mixed else _seconds_to_full(history, inside),
         kv_capacity_tokens=capacity,
         kv_capacity_is_estimate=estimate,

@@ -24,7 +24,7 @@ Fact: TypeAlias = bool | int | float | str
 
 def as_number(value: object) -> int | float | None:
     """A value that is a number; None for anything else, true and false included."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return value if type(value) in (int, float) else None  # type: ignore[return-value]
 
 
 MANY = 1 << 30  # more requests, tokens or blocks than any engine has
