@@ -119,11 +119,16 @@ def _flush_output() -> None:
 
 
 class _Help(argparse.HelpFormatter):
-    """Wraps texts line by line, so that they may have paragraphs; never within a flag, which gets copied."""
+    """Wraps line by line, so that texts may have paragraphs, and never within a flag; adds the defaults."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = text.splitlines()
         return "\n".join(line if line[:1] in ("", " ") else indent + _wrap(line, width) for line in lines)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        has_none = action.default in (None, argparse.SUPPRESS, "", []) or action.default is False
+        return text if has_none or "default" in text else f"{text} (default: %(default)s)"
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return _wrap(" ".join(text.split()), width).splitlines()

@@ -314,7 +314,7 @@ def _fix() -> Row:
         "Fix: what to change",
         [
             table(
-                "Advice changes, best first",
+                "Advised changes, best first",
                 "What cures the verdict, in order of rank for each engine. The numbers for the flags, and"
                 " what will not help, stand on the exporter's page and in the output of its command check;"
                 " the risks in the runbook.",

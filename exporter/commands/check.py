@@ -66,10 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for",
         dest="seconds",
         type=duration,
-        default=15.0,
+        default="15s",
         metavar="DURATION",
-        help="how long to watch (default: 15s); with less time, conditions that normally need a minute are "
-        "judged earlier",
+        help="how long to watch; with less time, conditions that normally need a minute are judged earlier",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a report")
     parser.add_argument(

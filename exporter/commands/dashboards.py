@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("list", "print", "push"),
         default="list",
         metavar="list|print|push",
-        help="list all (the default), print one, or push some or all",
+        help="list all, print one, or push some or all",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]} (default: all)"
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--server-label",
         default="pod",
         metavar="LABEL",
-        help="label that tells servers apart, in the scrapes of the exporter and of vLLM (default: pod)",
+        help="label that tells servers apart, in the scrapes of the exporter and of vLLM",
     )
 
 

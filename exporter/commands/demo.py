@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(*SCENARIOS, RECORDED),
         default="day",
         metavar="NAME",
-        help=f"{', '.join(SCENARIOS)}, or {RECORDED}: a real vLLM with too small a KV cache (default: day)",
+        help=f"{', '.join(SCENARIOS)}, or {RECORDED}: a real vLLM with too small a KV cache",
     )
     add_for(parser)
     add_flags(parser)

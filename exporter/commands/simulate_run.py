@@ -77,19 +77,17 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         choices=("burst", "closed", "poisson", "trace"),
         default="burst",
         metavar="burst|closed|poisson|trace",
-        help="all at once (the default); a closed loop of --clients; at random times, --rate per second; or "
+        help="all at once; a closed loop of --clients; at random times, --rate per second; or "
         "at the times in the file",
     )
-    group.add_argument(
-        "--clients", type=int, default=32, metavar="N", help="clients of the closed loop (default: 32)"
-    )
+    group.add_argument("--clients", type=int, default=32, metavar="N", help="clients of the closed loop")
     group.add_argument("--rate", type=float, metavar="R", help="Poisson arrivals: requests per second")
     group.add_argument(
         "--pause",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="closed loop: time from an answer to the client's next request (default: 0)",
+        help="closed loop: time from an answer to the client's next request",
     )
     group.add_argument(
         "--duration",
@@ -97,9 +95,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="closed and Poisson arrivals: repeat the requests of the file for this long",
     )
-    group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the Poisson arrivals (default: 0)"
-    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the Poisson arrivals")
 
 
 def _fields(text: str) -> tuple[str, ...]:

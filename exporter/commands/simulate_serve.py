@@ -20,39 +20,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Serve simulated vLLMs in real time, for dashboards, rules and load tests."
     parser.add_argument("--list", action="store_true", help="list the scenarios and exit")
     parser.add_argument(
-        "--replicas",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of servers, on consecutive ports (default: 1)",
+        "--replicas", type=int, default=1, metavar="N", help="number of servers, on consecutive ports"
     )
+    parser.add_argument("--port", type=int, default=8000, help="port of the first server; 0: any free ones")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
-        "--port", type=int, default=8000, help="port of the first server (default: 8000; 0: any free ones)"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument(
-        "--scenario",
-        choices=tuple(SCENARIOS),
-        default="day",
-        metavar="NAME",
-        help=f"{', '.join(SCENARIOS)} (default: day)",
+        "--scenario", choices=tuple(SCENARIOS), default="day", metavar="NAME", help=", ".join(SCENARIOS)
     )
     parser.add_argument(
         "--vllm-version",
         choices=VERSIONS,
         default=VERSIONS[-1],
         metavar="VERSION",
-        help=f"vLLM version that the metrics look like: {' or '.join(VERSIONS)} (default: {VERSIONS[-1]})",
+        help=f"vLLM version that the metrics look like: {' or '.join(VERSIONS)}",
     )
-    parser.add_argument(
-        "--model", default="simulated-8b", help="name of the served model (default: simulated-8b)"
-    )
+    parser.add_argument("--model", default="simulated-8b", help="name of the served model")
     parser.add_argument(
         "--seed",
         type=int,
         default=1,
         metavar="N",
-        help="seed of the first server's arrivals, one more for each further server (default: 1)",
+        help="seed of the first server's arrivals, one more for each further server",
     )
 
 
