@@ -1,4 +1,4 @@
-"""Readings in the form in which they leave the program: the objects of ``replay`` and of the API."""
+"""The JSON documents of readings, for ``replay`` and the API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,11 @@ _DIGITS = 6
 
 
 def poll_object(t: float, reading: TargetReading) -> dict[str, Any]:
-    """One poll as ``replay --format json`` prints it.
+    """Return one poll as ``replay --format json`` prints it.
 
     Args:
         t: seconds from the first poll.
-        reading: what was known after it.
+        reading: after it.
     """
     return {
         "t": round(t, 3),
@@ -38,13 +38,13 @@ def status_object(
     loads: Mapping[EngineKey, LoadProfile] | None = None,
     among: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A target's state for the API: as `poll_object`, with evidence, texts and what every limit comes from.
+    """Return a target's state for the API: as `poll_object`, with evidence, texts and sources of settings.
 
     Args:
-        url: of the target, without anything secret.
+        url: of the target, without secrets.
         reading: the last one, None before the first poll has ended.
         now: by the clock of the reading.
-        loads: what was asked of the engines lately, for those who want to simulate them.
+        loads: load profiles of the engines, as input of a simulation.
         among: its name and the like, where there are several targets.
     """
     loads, among = loads or {}, among or {}
@@ -89,7 +89,7 @@ def choose_engine(target: Mapping[str, Any], name: str | None) -> tuple[str, Map
 
 
 def engine_names(reading: TargetReading) -> Mapping[str, EngineReading]:
-    """The engines by name: ``0``, ``REPLICA/0``, and with the model in front where two share a name."""
+    """Return the engines by name: ``0``, ``REPLICA/0``, with the model in front where two share a name."""
     named: dict[str, EngineReading] = {}
     for key, engine in reading.engines.items():
         name = key.name
@@ -127,7 +127,7 @@ def _engine(engine: EngineReading) -> dict[str, Any]:
 
 
 def _fix(advice: FixAdvice) -> dict[str, Any]:
-    told = {
+    document = {
         "fix": advice.fix,
         "flag": advice.flag,
         "value": advice.value,
@@ -137,7 +137,7 @@ def _fix(advice: FixAdvice) -> dict[str, Any]:
         "missing": advice.missing or None,
         "note": advice.note or None,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict[str, Any]:

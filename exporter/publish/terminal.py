@@ -1,4 +1,4 @@
-"""Verdicts for a terminal: what is the matter, why, what to change and what not, in the catalogue's words."""
+"""Formats verdicts for a terminal, with evidence and fixes, in the catalogue's words."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -22,7 +22,7 @@ _COLOURS: Final = {
     Severity.CRITICAL: "1;31",
     Severity.NONE: "32",
 }
-# The first fixes are explained; of the others a tired person wants to know that they exist.
+# The first fixes are explained, the others only listed.
 _IN_FULL: Final = 3
 _SHOWN_SIGNALS: Final = (
     "kv_usage_ratio",
@@ -36,17 +36,17 @@ _SHOWN_SIGNALS: Final = (
 
 
 def plain(text: str, _severity: Severity) -> str:
-    """No colour."""
+    """Return the text without colour."""
     return text
 
 
 def coloured(text: str, severity: Severity) -> str:
-    """The severity's colour, for a terminal."""
+    """Return the text in the severity's colour."""
     return f"\x1b[{_COLOURS[severity]}m{text}\x1b[0m"
 
 
 def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
-    """All that is said of a target, line by line."""
+    """Yield the report of a target, line by line."""
     table = catalogue.load()
     judgement = reading.judgement
     if judgement.verdict != "healthy" or not reading.engines:
@@ -71,7 +71,7 @@ def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
 
 
 def headline(reading: TargetReading) -> str:
-    """One line: the worst that is said."""
+    """Return the worst verdict in one line."""
     worst = [engine.judgement for engine in reading.engines.values()]
     named = [(judgement.severity, judgement.verdict) for judgement in worst]
     severity, verdict = max([*named, (reading.judgement.severity, reading.judgement.verdict)])
@@ -82,8 +82,8 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     table = catalogue.load()
     judgement = engine.judgement
     entry = table.verdicts[judgement.verdict]
-    said = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
-    yield f"{_inert(engine.key.model)} engine {_inert(name)}: {said}"
+    title = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
+    yield f"{_inert(engine.key.model)} engine {_inert(name)}: {title}"
     yield f"  {entry.summary}"
     known = engine.signals.known()
     yield "  " + ", ".join(WORDS[name].phrase(known[name]) for name in _SHOWN_SIGNALS if name in known)
@@ -151,5 +151,5 @@ def _title(name: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """Names come from the server; control characters would move the cursor."""
+    """Replace control characters: names come from the server."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)

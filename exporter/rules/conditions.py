@@ -1,4 +1,4 @@
-"""When an alert over the sidecar's series holds, in PromQL."""
+"""The conditions of the alerts on the sidecar's series, in PromQL."""
 
 from collections.abc import Mapping
 
@@ -14,17 +14,17 @@ __all__ = ["Conditions"]
 class Conditions:
     """The conditions of one installation.
 
-    Aggregations merge what scrapes of several jobs see of the same engine, and drop job, instance,
-    container and endpoint.
+    Aggregations merge the scrapes of the same engine by several jobs, and drop job, instance, container and
+    endpoint.
     """
 
     def __init__(self, series: Series, labels: Mapping[str, tuple[str, ...]]) -> None:
-        """Take the series and, by scope, the labels that an alert has."""
+        """Keep the series and, by scope, the labels of an alert."""
         self._series = series
         self._engine, self._model, self._target = labels["engine"], labels["model"], labels["target"]
 
     def of(self, alert: Alert) -> str:
-        """The expression of one alert."""
+        """Return the expression of one alert."""
         entry = alert.entry
         if not isinstance(entry, Verdict):
             return self._missing() if alert.scope == "target" else self._finding(alert)
@@ -38,29 +38,29 @@ class Conditions:
         return condition + (gone if entry.name in _replaced() else "")
 
     def down(self, job: str) -> str:
-        """Exporters whose scrapes fail: those of the job, and what showed our series within the hour."""
+        """Return the exporters whose scrapes fail: of the job, or with our series within the last hour."""
         seen = f"last_over_time({self._series.of('exporter_build')}[1h])"
         of_job, all_jobs = self._series.scrape(equals("job", job)), self._series.scrape()
         scrapes = f"{of_job}\nor\n{all_jobs} and on (job, instance) {seen}"
         return f"{aggregated('max', self._target, scrapes)} == 0"
 
     def absent(self, job: str) -> str:
-        """Neither a target of the job nor a series of any exporter."""
+        """Return 1 if there is neither a target of the job nor a series of any exporter."""
         target = self._series.scrape(equals("job", job))
         return f"absent({target})\nunless on ()\n{self._series.last('exporter_build')}"
 
     def verdict(self, name: str) -> str:
-        """1 for each engine in the verdict, 0 for the others."""
+        """Return 1 for each engine in the verdict, 0 for the others."""
         return aggregated("max", self._engine, self._series.last("verdict", equals("verdict", name)))
 
     def _in(self, name: str) -> str:
         return f"{self.verdict(name)} == 1"
 
     def _critical(self, verdict: Verdict) -> str:
-        """In the verdict, and where that alone is not critical: with a queue that hardly drains.
+        """Return the engines in the verdict, for a warning only those with a queue that hardly drains.
 
-        The verdict's series tells no severity. The exporter lifts it where more wait than finish in
-        `analysis.drain_critical`; the same is asked of the two series here.
+        The verdict's series has no severity. The exporter makes it critical where more requests wait than
+        finish in `analysis.drain_critical`; this compares the same two series.
         """
         if verdict.severity is Severity.CRITICAL:
             return self._in(verdict.name)
@@ -72,7 +72,7 @@ class Conditions:
         )
 
     def _share(self, verdict: Verdict, condition: str) -> str:
-        """The share of a model's engines for which a condition holds."""
+        """Return the share of a model's engines for which a condition applies."""
         simple = condition == self._in(verdict.name)
         part = (
             aggregated("sum", self._model, self.verdict(verdict.name))

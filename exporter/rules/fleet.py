@@ -1,4 +1,4 @@
-"""Recording rules: the view of all engines, by cluster, namespace and model."""
+"""Recording rules over all engines, by cluster, namespace and model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -12,7 +12,7 @@ _LEVEL: Final = "cluster_namespace_model"
 
 
 def fleet(series: Series, labels: Mapping[str, tuple[str, ...]]) -> Iterator[Rule]:
-    """All recording rules."""
+    """Yield all recording rules."""
     engine, model = labels["engine"], labels["model"]
     yield from _rates(series, model)
     by_verdict = (*model, "verdict")
@@ -33,9 +33,7 @@ def fleet(series: Series, labels: Mapping[str, tuple[str, ...]]) -> Iterator[Rul
 
 def _peaks(series: Series, engine: tuple[str, ...], model: tuple[str, ...]) -> Iterator[Rule]:
     peak = block(aggregated("max", engine, series.most("kv_usage_max_ratio")))
-    comment = (
-        "Of the engines' highest KV usage within a minute: the median engine, the ninth of ten, the fullest."
-    )
+    comment = "Quantiles over the engines of their peak KV usage within a minute: median, 90 %, maximum."
     for quantile, name in (("0.5", "p50"), ("0.9", "p90"), ("1", "max")):
         yield Rule(
             f"{_LEVEL}:vllm_pressure_kv_usage_max_ratio:{name}",

@@ -1,4 +1,4 @@
-"""Rules as values, and the two forms in which they are written: Prometheus' own and the operator's."""
+"""Rules as values, and their two file formats: Prometheus' own and the operator's."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class Rule:
     Attributes:
         name: of the series or of the alert.
         expr: PromQL, of one or more lines.
-        comment: what a reader of the file should know.
+        comment: for the reader of the file.
         timing: of an alert; None makes it a recording rule.
     """
 
@@ -37,14 +37,14 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rules that are evaluated together, one after the other."""
+    """Rules that are evaluated together, in order."""
 
     name: str
     rules: tuple[Rule, ...]
 
 
 def adapted(groups: Iterable[Group], options: Options) -> tuple[Group, ...]:
-    """Without the alerts that are disabled, with the labels that are added."""
+    """Return the groups without disabled alerts and with the added labels."""
     kept = []
     for group in groups:
         rules = tuple(
@@ -58,17 +58,17 @@ def adapted(groups: Iterable[Group], options: Options) -> tuple[Group, ...]:
 
 
 def alert_names(groups: Iterable[Group]) -> tuple[str, ...]:
-    """Every alert, each once, in the order of the rules."""
+    """Return the name of every alert, in the order of the rules."""
     return tuple(dict.fromkeys(rule.name for group in groups for rule in group.rules if rule.timing))
 
 
 def prometheus(groups: Iterable[Group], head: str) -> str:
-    """A rule file of Prometheus, Mimir, Thanos and vmalert."""
+    """Write a rule file for Prometheus, Mimir, Thanos and vmalert."""
     return "\n".join([*_comment(head, ""), "groups:", *_groups(groups, "  ")]) + "\n"
 
 
 def prometheusrule(groups: Iterable[Group], head: str, name: str) -> str:
-    """The same as a custom resource of the Prometheus operator."""
+    """Write the same as a custom resource of the Prometheus operator."""
     lines = [
         *_comment(head, ""),
         "apiVersion: monitoring.coreos.com/v1",
@@ -129,7 +129,7 @@ def _scalar(key: str, value: str, indent: str) -> Iterator[str]:
 
 
 def _one_line(value: str) -> str:
-    """A value on one line: as it is where YAML reads it as that text, else in quotes."""
+    """Write a value on one line: plain where YAML reads it as that text, else in quotes."""
     plain = _PLAIN.fullmatch(value) or value[:1].isalpha()
     if plain and "#" not in value and ": " not in value and yaml.safe_load(value) == value:
         return value

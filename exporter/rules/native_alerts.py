@@ -1,4 +1,4 @@
-"""The alerts of the rules without the sidecar: when each holds for an engine, and what it can say."""
+"""The alerts without the sidecar: condition, numbers and words of each."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -24,12 +24,12 @@ class NativeAlert:
 
     Attributes:
         name: without ``VllmNative``.
-        entry: the verdict or finding whose words it borrows.
+        entry: the verdict or finding whose words, topic and timing it uses.
         condition: PromQL per engine.
         shown: numbers of the description: a recorded series, and the signal whose words it has.
-        summary: its own sentence, where it can prove less than the verdict.
+        summary: its own sentence, where it proves less than the verdict.
         comment: for the reader of the file.
-        page: whether the model pages by it too.
+        page: whether the model has a paging alert too.
         severity: of the alert of one engine.
     """
 
@@ -62,7 +62,7 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
 
 
 class _Conditions:
-    """What several alerts ask or rule out."""
+    """Conditions that several alerts share or exclude."""
 
     def __init__(self, t: Thresholds) -> None:
         r = {word: recorded(word) for word in RECORDED}
@@ -97,7 +97,7 @@ def _availability(unreachable: str, missing: str) -> tuple[NativeAlert, ...]:
             "unreachable",
             unreachable,
             summary="Prometheus cannot scrape a vLLM server.",
-            comment="A server that was scraped within the hour, and now every scrape fails.",
+            comment="A server that was scraped within the last hour, and now every scrape fails.",
             page=True,
         ),
         NativeAlert(
@@ -105,8 +105,8 @@ def _availability(unreachable: str, missing: str) -> tuple[NativeAlert, ...]:
             "metrics_missing",
             missing,
             comment=(
-                "A good scrape, and no series that tells of running requests or tokens; or work, and none\n"
-                "of the names that KV usage ever had."
+                "A successful scrape without any series of running requests or tokens; or work without any\n"
+                "of the names that KV usage has had."
             ),
         ),
     )
@@ -119,7 +119,7 @@ def _progress(c: _Conditions) -> tuple[NativeAlert, ...]:
             "engine_stalled",
             f"{c.running}\nand {c.still}",
             (_RUNNING, _KV),
-            comment="KV usage counts as a sign of life: a long prefill moves nothing else.",
+            comment="KV usage counts as a sign of work: a long prefill changes nothing else.",
             page=True,
         ),
         NativeAlert(
@@ -140,8 +140,8 @@ def _preemption(c: _Conditions) -> tuple[NativeAlert, ...]:
             c.storm,
             (_RATE, _KV, _RUNNING),
             comment=(
-                "As many preemptions as finished requests, and more than long answers that lose their place\n"
-                "now and then; the pool was full at its highest moment, whatever it reads now."
+                "At least as many preemptions as finished requests, and more than long answers have in a\n"
+                "healthy engine; the pool was full at its peak, whatever it reads now."
             ),
             page=True,
         ),
@@ -164,14 +164,14 @@ def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
             f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}",
             shown,
             summary="Requests wait, as many run as before, and KV has room, so seats are the likely limit.",
-            comment="vLLM exports no max_num_seqs: a plateau is a hint, and no proof.",
+            comment="vLLM exports no max_num_seqs: a plateau is a hint, not a proof.",
         ),
         NativeAlert(
             "DeferredWait",
             "deferred_wait",
             c.deferred,
             (_WAITING, _DEFERRED, _RUNNING, _KV),
-            comment="vLLM tells this from 0.20 on.",
+            comment="vLLM reports this from 0.20 on.",
         ),
         NativeAlert(
             "QueueNotKv",
@@ -179,6 +179,6 @@ def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
             f"{c.waiting}\nand {c.room}{_unless(c.plateau, c.deferred)}",
             shown,
             summary="Requests wait, and KV usage is low.",
-            comment="A long prompt may still find no room; a percentage does not tell.",
+            comment="A long prompt may still not fit; a percentage does not show that.",
         ),
     )

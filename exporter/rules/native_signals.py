@@ -1,4 +1,4 @@
-"""What the rules without the sidecar record of every engine, under one name over all versions of vLLM."""
+"""The recording rules without the sidecar: one name per reading over all versions of vLLM."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ class Recorded:
     """One recording rule.
 
     Attributes:
-        reading: in the table of vLLM's names.
+        reading: its name in the table of vLLM's names.
         name: of the rule, after the level and ``vllm_``.
         function: of a series in its window; ``{}`` stands for the series.
-        over: how the series of one engine are put together: several processes may print it.
+        over: the aggregation over the series of one engine: several processes may print it.
     """
 
     reading: str
@@ -34,7 +34,7 @@ RECORDED: Final[Mapping[str, Recorded]] = {
     "running": Recorded("requests_running", "num_requests_running:avg2m", "avg_over_time({}[2m])", "max"),
     "running_min": Recorded("requests_running", "num_requests_running:min3m", "min_over_time({}[3m])", "max"),
     "running_max": Recorded("requests_running", "num_requests_running:max3m", "max_over_time({}[3m])", "max"),
-    # A busy server shows a reading of 0 now and then, so a queue is judged by three quarters of the readings.
+    # A busy server shows 0 now and then, so a queue is judged by three quarters of the readings.
     "running_low": Recorded("requests_running", "num_requests_running:p25_3m", _LOW, "max"),
     "waiting_low": Recorded("requests_waiting", "num_requests_waiting:p25_3m", _LOW, "max"),
     "deferred_low": Recorded("requests_deferred", "num_requests_deferred:p25_3m", _LOW, "max"),
@@ -49,14 +49,14 @@ RECORDED: Final[Mapping[str, Recorded]] = {
 
 
 def recorded(word: str) -> str:
-    """The name of a recording rule by our word for it; the colon of vLLM's names becomes an underscore."""
+    """Return the name of a recording rule; the colon of vLLM's names becomes an underscore."""
     return f"engine:vllm_{RECORDED[word].name}"
 
 
 def any_name(reading: str, function: str, selector: str) -> str:
-    """A function of a reading by whatever name it has; the newest counts where there are several.
+    """Return a function of a reading under any of its names; of several the newest counts.
 
-    What cannot be true is left out: a share above 1 or below 0.
+    Impossible values are left out: shares above 1 or below 0.
     """
     return "\nor ".join(
         _sound(row, function.format(series))

@@ -1,6 +1,6 @@
-"""What an installation may want to be otherwise, and the options of the command that say so.
+"""The options of an installation, and the arguments of the command for them.
 
-Imports next to nothing: every command makes the parser of this one.
+Imports almost nothing, because every command builds this parser.
 """
 
 import argparse
@@ -15,7 +15,7 @@ __all__ = ["JOB", "NATIVE_JOB", "Options", "Thresholds", "add_arguments"]
 
 JOB: Final = "vllm-preemption-exporter"
 NATIVE_JOB: Final = "vllm"
-# A name that is reserved for examples: whoever installs the rules sets their own.
+# A name that is reserved for examples.
 DASHBOARD_BASE: Final = "https://grafana.example.com"
 _OWN_LABELS: Final = frozenset({"alertname", "severity"})
 _MATCHER: Final = LABEL_NAME + r'\s*(?:=|!=|=~|!~)\s*"(?:[^"\\\n]|\\.)*"'
@@ -24,12 +24,12 @@ _SELECTOR: Final = re.compile(rf"{_MATCHER}(?:\s*,\s*{_MATCHER})*")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an installation may want to be otherwise.
+    """The options of an installation.
 
     Attributes:
-        selector: label matchers that every series must have, as they stand between braces.
+        selector: label matchers for every series, as between braces.
         job: of the scrape of the exporter (of vLLM, for the rules without the sidecar).
-        server_label: the label that tells servers apart; ``instance`` outside Kubernetes.
+        server_label: the label that distinguishes servers; ``instance`` outside Kubernetes.
         page_by: whether the model or each engine pages.
         runbook_base: where the runbooks are.
         dashboard_base: where Grafana is.
@@ -49,7 +49,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What the rules hold values against; each is an option of `rules --native --threshold NAME=VALUE`.
+    """The thresholds of native rules; each is an option of `rules --native --threshold NAME=VALUE`.
 
     Attributes:
         preemptions_per_request: preemptions per finished request that make a storm; healthy runs had 0.08.
@@ -58,8 +58,8 @@ class Thresholds:
             of 32k tokens are preempted every twenty minutes in full health.
         kv_full: KV usage within two minutes from which the pool is full.
         kv_room: KV usage within two minutes up to which the pool has room.
-        seats: fewer running requests make no plateau: so few are the rule where requests are long.
-        deferred_share: share of the waiting requests that waits for something else than capacity.
+        seats: fewer running requests are no plateau: such numbers are normal where requests are long.
+        deferred_share: share of the waiting requests that wait for something other than capacity.
     """
 
     preemptions_per_request: float = 1.0
@@ -72,7 +72,7 @@ class Thresholds:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """The name of every threshold."""
+        """Return the name of every threshold."""
         return tuple(one.name for one in fields(cls))
 
 
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_label,
         default="pod",
         metavar="LABEL",
-        help="the label that tells servers apart (default: pod); instance outside Kubernetes",
+        help="the label that distinguishes servers (default: pod); instance outside Kubernetes",
     )
     add(
         "--label",

@@ -1,4 +1,4 @@
-"""PromQL over the sidecar's series, with the names of the one table and the matchers of the installation."""
+"""PromQL on the sidecar's series, with the names of the metric table and the installation's matchers."""
 
 import json
 import textwrap
@@ -10,9 +10,9 @@ from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 __all__ = ["Series", "aggregated", "block", "equals"]
 
 _NAMES: Final = {row.name: row.series for row in (*METRICS, *EXPORTER_METRICS)}
-# A gauge is looked for this far back: four scrapes of 15 s, of which three may be missed.
+# How far back a gauge is looked up: four scrapes of 15 s, of which three may be missed.
 LOOK_BACK: Final = "1m"
-# Longer aggregations stand on several lines.
+# Longer aggregations are written on several lines.
 _SHORT: Final = 100
 
 
@@ -27,43 +27,43 @@ class Series:
     selector: str = ""
 
     def of(self, name: str, more: str = "", *, printed: bool = False) -> str:
-        """One series by its row in the table of metrics.
+        """Return one series by its row in the table of metrics.
 
         Args:
             name: of the row.
             more: further matchers.
-            printed: for a format of ``printf``, in which a per cent sign of the selector is written twice.
+            printed: for a format of ``printf``: per cent signs of the selector are doubled.
         """
         selector = self.selector.replace("%", "%%") if printed else self.selector
         inside = ",".join(filter(None, (selector, more)))
         return f"{_NAMES[name]}{{{inside}}}" if inside else _NAMES[name]
 
     def last(self, name: str, more: str = "", *, printed: bool = False) -> str:
-        """The last value of a gauge, though the last scrapes may have been missed."""
+        """Return the last value of a gauge, also if the last scrapes were missed."""
         return f"last_over_time({self.of(name, more, printed=printed)}[{LOOK_BACK}])"
 
     def most(self, name: str, more: str = "", *, printed: bool = False) -> str:
-        """The largest value of a gauge within the last scrapes."""
+        """Return the largest value of a gauge within the last scrapes."""
         return f"max_over_time({self.of(name, more, printed=printed)}[{LOOK_BACK}])"
 
     def scrape(self, more: str = "") -> str:
-        """Prometheus' own series of scrapes."""
+        """Return Prometheus' own series of scrapes."""
         inside = ",".join(filter(None, (self.selector, more)))
         return f"up{{{inside}}}" if inside else "up"
 
 
 def equals(label: str, value: str) -> str:
-    """A matcher."""
+    """Return a matcher."""
     return f"{label}={json.dumps(value, ensure_ascii=False)}"
 
 
 def aggregated(function: str, labels: tuple[str, ...], inner: str) -> str:
-    """An aggregation, on one line where it is short."""
+    """Return an aggregation, on one line if it is short."""
     head = f"{function} by ({', '.join(labels)})"
     flat = f"{head} ({inner})"
     return flat if "\n" not in inner and len(flat) <= _SHORT else f"{head} (\n{block(inner)}\n)"
 
 
 def block(inner: str) -> str:
-    """Lines, indented by one step."""
+    """Indent lines by one step."""
     return textwrap.indent(inner, "  ")

@@ -1,4 +1,4 @@
-"""The rules over the sidecar's series: verdicts that page by model, and the view of a fleet."""
+"""The rules on the sidecar's series: alerts of verdicts, which page by model, and recordings of a fleet."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,12 +41,12 @@ NEVER_READ: Final = replace(PAGE, why="the start-up grace of 15 minutes is over"
 
 
 def names(page_by: str = "model") -> tuple[str, ...]:
-    """Every alert of the file, each once, in its order."""
+    """Return the name of every alert of the file, in its order."""
     return alert_names(groups(Options(page_by=page_by)))
 
 
 def groups(options: Options) -> tuple[Group, ...]:
-    """All rules as the options want them, in groups in the order of triage."""
+    """Return all rules, adapted to the options, in groups in the order of triage."""
     server = options.server_label
     identities: dict[str, tuple[str, ...]] = dict(IDENTITY.items())
     identities["exporter"] = IDENTITY["target"]
@@ -60,12 +60,12 @@ def groups(options: Options) -> tuple[Group, ...]:
     by_topic["availability"] += _of_exporter(options, conditions, texts)
     for alert, others in _merged(alerts("engine" if options.page_by == "engine" else "model")):
         by_topic[alert.entry.topic].append(_rule(alert, others, conditions, texts))
-    made = [Group(f"vllm-pressure-{topic}", tuple(rules)) for topic, rules in by_topic.items() if rules]
-    return (Group("vllm-pressure-fleet", tuple(fleet(series, labels))), *made)
+    alerting = [Group(f"vllm-pressure-{topic}", tuple(rules)) for topic, rules in by_topic.items() if rules]
+    return (Group("vllm-pressure-fleet", tuple(fleet(series, labels))), *alerting)
 
 
 def _merged(rows: tuple[Alert, ...]) -> Iterator[tuple[Alert, tuple[Alert, ...]]]:
-    """Alerts of one name and severity are one rule: that of the engine, with that of the server beside it."""
+    """Yield each alert with those of the same name and severity, which share its rule."""
     rest = list(rows)
     while rest:
         first = rest.pop(0)
@@ -88,13 +88,13 @@ def _rule(alert: Alert, others: tuple[Alert, ...], conditions: Conditions, texts
 
 def _comment(alert: Alert, others: tuple[Alert, ...]) -> str:
     if alert.scope == "target" and alert.severity is Severity.CRITICAL:
-        return "A server that was never read has no model to page by, so it pages by itself."
+        return "A server that was never read has no model to page by, so it pages itself."
     if alert.critical_only and alert.entry.severity is not Severity.CRITICAL:
         return (
             "The verdict's series has no severity. As in the exporter, this is critical where more requests\n"
             "wait than finish within ten minutes."
         )
-    return "The second half is a server of which no engine can be read." if others else ""
+    return "The second half is for a server of which no engine can be read." if others else ""
 
 
 def _timing(alert: Alert) -> Timing:

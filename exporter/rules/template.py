@@ -1,9 +1,9 @@
-"""The code in annotations, which Prometheus runs for each alert: names, numbers, advised fixes, links.
+"""Template code in annotations, which Prometheus runs for each alert: names, numbers, fixes, links.
 
-Where the direct push has values, these have queries. Fixes stand in the description alone: in an expression
-three fixes would be three alerts, and as a label a new order would close one page and open another.
+It has queries where the direct push has values. Fixes are only in the description: in an expression three
+fixes would be three alerts, and as a label a new order would close one page and open another.
 
-``{{-`` takes the white space before it away: code may stand on lines of its own in the file.
+``{{-`` removes the white space before it, so code may be on lines of its own in the file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,18 +22,18 @@ _MARK: Final = "@@"
 
 
 def place(labels: Sequence[str], server: str) -> str:
-    """Cluster, namespace and server as far as they are known, in brackets: `` (eu/prod/vllm-0)``."""
+    """Return code for cluster, namespace and server, as far as they are known: `` (eu/prod/vllm-0)``."""
     parts = [f"$labels.{label}" for label in ("cluster", "namespace", server) if label in labels]
     form = "/".join(["%s"] * len(parts))
-    # Of labels that are not there nothing stays but their slashes.
+    # Labels that are absent leave only their slashes, which are removed.
     slashes = 'reReplaceAll "^/+|/+$|(/)/+" "$1"'
     return f'{{{{ with {slashes} (printf "{form}" {" ".join(parts)}) }}}} ({{{{ . }}}}){{{{ end }}}}'
 
 
 def matchers(labels: Sequence[str]) -> str:
-    """Code that puts the labels of the alert as matchers into the variable ``$of``.
+    """Return code that sets the variable ``$of`` to matchers for the labels of the alert.
 
-    A label that the alert does not have becomes ``name=""``, which matches the series that lack it too.
+    A label that the alert lacks becomes ``name=""``, which matches series that lack it too.
     """
     form = ",".join(f"{label}=%q" for label in labels)
     values = " ".join(f"$labels.{label}" for label in labels)
@@ -41,15 +41,15 @@ def matchers(labels: Sequence[str]) -> str:
 
 
 def asked(expr: str) -> str:
-    """Code that runs a query; each ``%s`` in it stands for the matchers in ``$of``."""
+    """Return code that runs a query; each ``%s`` in it becomes the matchers in ``$of``."""
     return f"query (printf `{expr}` {' '.join(['$of'] * expr.count('%s'))})"
 
 
 def number(one: Signal, expr: str) -> str:
-    """Code, on a line of its own, that prints a number with its words, or nothing where it is unknown.
+    """Return code, on a line of its own, that prints a number with its words, or nothing if it is unknown.
 
     Args:
-        one: what to print.
+        one: the words.
         expr: PromQL of one value, with ``%s`` for the matchers.
     """
     scale, sign = ("100 * ", "%%") if one.unit == "ratio" else ("", "")
@@ -58,11 +58,11 @@ def number(one: Signal, expr: str) -> str:
 
 
 def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
-    """Code that prints the advised fixes, one a line, in their order of rank at the time of the alert.
+    """Return code that prints the advised fixes, one per line, by rank at the time of the alert.
 
     Args:
-        entry: whose fixes are known by title; others keep their id.
-        series: where the ranks are.
+        entry: has the fixes that are printed by title; others are printed by id.
+        series: have the ranks.
         within: PromQL after the ranks that keeps some of them, with ``%s`` for the matchers.
     """
     ranks = f"min by (fix) ({series.last('fix_rank', more='%s', printed=True)}{within})"
@@ -80,7 +80,7 @@ def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
 
 
 def _titles(fixes: Iterable[str]) -> str:
-    """Code that turns the label ``fix`` into its title and flag."""
+    """Return code that turns the label ``fix`` into its title and flag."""
     cases = [
         f'\n{{{{- {"else if" if index else "if"} eq . "{name}" }}}}{title}'
         for index, (name, title) in enumerate((name, _title(name)) for name in fixes)
@@ -96,12 +96,12 @@ def _title(name: str) -> str:
 
 
 def fixes_of(entry: Verdict | Finding) -> tuple[str, ...]:
-    """The fixes of an entry where nobody has ranked them: those that the catalogue names first."""
+    """Return the fixes of an entry without ranks: the first ones of the catalogue."""
     return tuple(fix_line(rank, _title(name)) for rank, name in enumerate(entry.fixes[:FIXES_SHOWN], start=1))
 
 
 def one_of(label: str, there: str, missing: str) -> str:
-    """Code that chooses a text by whether the alert has a label."""
+    """Return code that chooses a text by whether the alert has a label."""
     return f"{{{{- if $labels.{label} -}}}}\n{there}\n{{{{- else -}}}}\n{missing}\n{{{{- end }}}}"
 
 
@@ -112,14 +112,14 @@ def text(
     numbers: Sequence[str] = (),
     listed: Sequence[str] = (),
 ) -> str:
-    """A whole description as code, in the words of the direct push.
+    """Return a whole description as code, in the words of the direct push.
 
     Args:
-        entry: what the alert is about.
-        scope: what it names.
-        place_code: as `place` gives it.
-        numbers: code as `number` gives it; each writes its own comma, for any may be unknown.
-        listed: fixes in words, where nobody ranks them.
+        entry: of the alert.
+        scope: of the alert.
+        place_code: of `place`.
+        numbers: code of `number`; each writes its own comma, because any may be unknown.
+        listed: fixes in words, where they are not ranked.
     """
     who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=place_code)
     if not numbers:
@@ -129,7 +129,7 @@ def text(
 
 
 def dashboard_url(base: str, uid: str, labels: Mapping[str, str]) -> str:
-    """A link into a dashboard with its variables set: variable -> label of the alert."""
+    """Return a link into a dashboard with its variables set: variable -> label of the alert."""
     variables = "&".join(
         f"var-{quote(variable)}={{{{ $labels.{label} | urlquery }}}}" for variable, label in labels.items()
     )

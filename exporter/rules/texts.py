@@ -1,4 +1,4 @@
-"""What an alert over the sidecar's series says, in the words of the table that the direct push uses too."""
+"""The annotations of the alerts on the sidecar's series, in the words of the direct push."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -18,25 +18,25 @@ class Texts:
     """The annotations of one installation."""
 
     def __init__(self, options: Options, labels: Mapping[str, tuple[str, ...]]) -> None:
-        """Take the options and, by scope, the labels that an alert has."""
+        """Keep the options and, by scope, the labels of an alert."""
         self._options = options
         self._series = Series(options.selector)
         self._labels = labels
 
     def of(self, alert: Alert, others: Sequence[Alert] = ()) -> dict[str, str]:
-        """All annotations of an alert; `others` are told apart from it by having no engine."""
-        said = self._description(alert)
+        """Return the annotations of an alert; `others` share its rule and have no engine."""
+        description = self._description(alert)
         for other in others:
-            said = template.one_of("engine", said, self._description(other))
-        return self.annotations(alert.name, alert.summary, said, alert.scope)
+            description = template.one_of("engine", description, self._description(other))
+        return self.annotations(alert.name, alert.summary, description, alert.scope)
 
-    def annotations(self, name: str, summary: str, said: str, scope: str) -> dict[str, str]:
-        """The four annotations that every alert has."""
+    def annotations(self, name: str, summary: str, description: str, scope: str) -> dict[str, str]:
+        """Return the four annotations of every alert."""
         server = self._options.server_label
         variables = {"pod" if label == server else label: label for label in self._labels[scope]}
         return {
             "summary": summary,
-            "description": said,
+            "description": description,
             "runbook_url": f"{self._options.runbook_base.rstrip('/')}/{name}.md",
             "dashboard_url": template.dashboard_url(
                 self._options.dashboard_base, DASHBOARDS[scope], variables
@@ -44,7 +44,7 @@ class Texts:
         }
 
     def place(self, scope: str) -> str:
-        """Code that prints where an alert is."""
+        """Return code that prints the place of an alert."""
         return template.place(self._labels[scope], self._options.server_label)
 
     def _description(self, alert: Alert) -> str:
@@ -53,7 +53,7 @@ class Texts:
         ranked = isinstance(entry, Verdict) and scope != "target" and not entry.of_target
         share = self._share(entry.name) if scope == "model" and isinstance(entry, Verdict) else ""
         if not ranked:
-            # Nothing is measured any more, or nobody ranks the fixes: the catalogue's, in its order.
+            # Without readings, or without ranks: the fixes of the catalogue, in its order.
             missing = scope == "target" and isinstance(entry, Finding)
             gone = '\n{{- $sep }}{{ $value | printf "%.0f" }} gone' if missing else ""
             counted = tuple(filter(None, (share or gone,)))
@@ -71,11 +71,11 @@ class Texts:
         return self._series.last("verdict", f'verdict="{name}",%s', printed=True)
 
     def _within(self, name: str) -> str:
-        """Keeps the engines that are in the verdict."""
+        """Return PromQL that keeps the engines in the verdict."""
         return f" and on ({', '.join(self._labels['engine'])}) {self._verdict(name)} == 1"
 
     def _share(self, name: str) -> str:
-        """Code that prints ``3 of 20 engines (vllm-3/0 vllm-7/0 vllm-9/0)``, with the first of them."""
+        """Return code that prints ``3 of 20 engines (vllm-3/0 vllm-7/0 vllm-9/0)``, with the first three."""
         verdict = f"max by ({', '.join(self._labels['engine'])}) ({self._verdict(name)})"
         within, whole = (
             f"\n{{{{- with {template.asked(f'{function}({verdict})')} }}}}{words}{{{{ end }}}}"
@@ -90,5 +90,5 @@ class Texts:
             f"\n{{{{- range {template.asked(f'topk({_NAMED}, {verdict} == 1)')} }}}}"
             f'{{{{ $sep }}}}{server}{{{{ $sep = " " }}}}{{{{ end }}}})'
         )
-        # What follows are the largest numbers among these engines.
+        # The numbers that follow are the highest among these engines.
         return f'{within}{whole}{named}{{{{ $sep = ", {WORST_ENGINE}" }}}}'

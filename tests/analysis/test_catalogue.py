@@ -303,7 +303,7 @@ def test_no_text_sends_anybody_to_a_preemption_log_line():
     """V1 logs no preemption; the only mention says so."""
     mentions = [text for _, text in texts() if re.search(r"log line", text)]
     assert len(mentions) == 1
-    assert "no log line tells of a preemption" in mentions[0]
+    assert "no log line reports a preemption" in mentions[0]
 
 
 def test_flags_have_the_version_that_brought_them():

@@ -1,7 +1,7 @@
-"""Alerts in words: one table of names, severities, labels and texts for both routes.
+"""Names, severities, labels and texts of alerts: one table for both routes.
 
-Prometheus' rules and the direct push raise the same alerts. Whatever a person reads in either is built
-here from the catalogue; the rules put template expressions where the direct push has values.
+Prometheus' rules and the direct push raise the same alerts. The texts of both are built here from the
+catalogue; the rules have template expressions where the direct push has values.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,23 +37,23 @@ Scope = Literal["engine", "model", "target"]
 RUNBOOK_BASE: Final = (
     "https://github.com/vllm-preemption-exporter/vllm-preemption-exporter/blob/main/docs/runbooks"
 )
-# What makes two alerts the same one, beside the alert's name. Where a scrape comes from (job, instance,
-# container, endpoint) is no part of it.
+# The labels that identify an alert, besides its name. Labels of the scrape (job, instance, container,
+# endpoint) are not among them.
 IDENTITY: Final[Mapping[Scope, tuple[str, ...]]] = {
     "engine": ("cluster", "namespace", "pod", "model_name", "engine"),
     "model": ("cluster", "namespace", "model_name"),
     "target": ("cluster", "namespace", "pod"),
 }
-# The dashboard that an alert links to, by what it names.
+# The dashboard that an alert links to, by scope.
 DASHBOARDS: Final[Mapping[str, str]] = {
     "engine": "vllm-pressure-engine",
     "model": "vllm-pressure-fleet",
     "target": "vllm-pressure-engine",
     "exporter": "vllm-pressure-exporter",
 }
-# A page names the best fixes; the others stand in the runbook.
+# A page lists the best fixes; the others are in the runbook.
 FIXES_SHOWN: Final = 3
-# A model pages when this share of its engines, and at least one, are in a critical verdict.
+# A model pages when at least one engine, and this share of its engines, are in a critical verdict.
 PAGE_SHARE: Final = 0.1
 
 
@@ -63,10 +63,10 @@ class Alert:
 
     Attributes:
         name: ``VllmPreemptionThrash``; of a whole model ``VllmModelPreemptionThrash``.
-        entry: the verdict or finding that it is about.
-        scope: whether it names an engine, a model, or a target of which no engine can be read.
-        severity: who is told; only ``critical`` pages.
-        critical_only: raised only where the verdict is critical, which some are only at their worst.
+        entry: its verdict or finding.
+        scope: an engine, a model, or a target of which no engine can be read.
+        severity: only ``critical`` pages.
+        critical_only: raised only while the verdict is critical.
     """
 
     name: str
@@ -98,11 +98,11 @@ WORST_ENGINE: Final = "worst engine: "
 
 
 def alerts(page_by: PageBy = "model") -> tuple[Alert, ...]:
-    """All alerts, verdicts in order of precedence first.
+    """Return all alerts: those of verdicts in order of precedence, then those of findings.
 
     Args:
         page_by: ``model``: a critical verdict pages by the alert of the model, and the one that names the
-            engine is a warning; ``engine``: the alert of the engine pages, and there is none of the model.
+            engine is a warning; ``engine``: the alert of the engine pages, and the model has none.
     """
     table = catalogue.load()
     of_verdicts = (alert for verdict in table.verdicts.values() for alert in _of_verdict(verdict, page_by))
@@ -120,7 +120,7 @@ def _of_verdict(verdict: Verdict, page_by: PageBy) -> Iterator[Alert]:
         yield Alert(verdict.alert, verdict, "engine", Severity.CRITICAL, critical_only=True)
     yield Alert(verdict.alert, verdict, "engine", engine)
     if verdict.of_target:
-        # Where no engine was ever read there is no model to page by.
+        # Without any engine read so far there is no model to page by.
         yield Alert(verdict.alert, verdict, "target", verdict.severity)
 
 
@@ -131,45 +131,45 @@ def _of_finding(finding: Finding) -> Iterator[Alert]:
 
 
 def runbook_url(alert: Alert, base: str = RUNBOOK_BASE) -> str:
-    """Where the runbook stands: every alert has one of its name."""
+    """Return the URL of an alert's runbook, which has the alert's name."""
     return f"{base.rstrip('/')}/{alert.name}.md"
 
 
 def dashboard_url(alert: Alert, labels: Mapping[str, str], base: str) -> str:
-    """A link to the dashboard of an alert, with its variables set from the alert's labels."""
+    """Return a link to the dashboard of an alert, with its variables set from the alert's labels."""
     variables = [(f"var-{name}", labels.get(name, "")) for name in IDENTITY[alert.scope]]
     return f"{base.rstrip('/')}/d/{DASHBOARDS[alert.scope]}?{urlencode(variables)}"
 
 
 def subject(scope: Scope, *, model: str = "", engine: str = "", where: str = "") -> str:
-    """Who it is about: ``demo-7b engine 0 (eu/prod/vllm-0)``. Arguments may be template expressions.
+    """Return the subject of an alert: ``demo-7b engine 0 (eu/prod/vllm-0)``. Arguments may be templates.
 
     Args:
-        scope: what the alert names.
+        scope: of the alert.
         model: the model's name.
         engine: the engine's name.
-        where: cluster, namespace and pod, as far as they are known, already put together.
+        where: cluster, namespace and pod, as far as they are known, as one text.
     """
     names = {"engine": f"{model} engine {engine}", "model": f"Model {model}", "target": "The vLLM server"}
     return names[scope] + where
 
 
 def fix_line(rank: int | str, title: str, flag: str | None = None) -> str:
-    """One fix in a description: ``1. Cap the seats (--max-num-seqs 16)``."""
+    """Return the line of one fix: ``1. Cap the seats (--max-num-seqs 16)``."""
     return f"{rank}. {title}" + (f" ({flag})" if flag else "")
 
 
 def description(entry: Verdict | Finding, who: str, numbers: Sequence[str], fixes: Iterable[str]) -> str:
-    """The text of one alert: who, the numbers, what it does to users, what to change.
+    """Return the description of an alert: subject, numbers, impact on users, fixes.
 
     Args:
-        entry: what it is about.
+        entry: its verdict or finding.
         who: as `subject` gives it.
         numbers: ``KV usage peak 97%`` and the like, in the order of `NUMBERS`.
-        fixes: lines as `fix_line` gives them, best first. Template code that yields such lines does too.
+        fixes: lines of `fix_line`, best first, or template code that yields such lines.
     """
-    told = ", ".join(numbers)
-    lines = [f"{who}: {told}." if told else f"{who}.", entry.impact]
+    shown = ", ".join(numbers)
+    lines = [f"{who}: {shown}." if shown else f"{who}.", entry.impact]
     advised = list(fixes)
     if advised:
         lines += ["What to change, best first:", *advised]
