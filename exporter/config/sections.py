@@ -1,6 +1,6 @@
 """The sections of the configuration: each option once, with its kind, default and help."""
 
-# ruff: noqa: RUF009 - option() and section() are dataclasses.field() with a typed default
+# ruff: noqa: E501, RUF009 - one row per option; option() and section() are dataclasses.field() with a typed default
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -23,6 +23,7 @@ from exporter.config.options import (
     whole,
 )
 
+# fmt: off
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig(Section):
@@ -31,9 +32,7 @@ class TlsConfig(Section):
     ca_file: str | None = option(None, TEXT, "file of trusted authorities (PEM) instead of the system's")
     cert_file: str | None = option(None, TEXT, "client certificate (PEM; may hold its key too)")
     key_file: str | None = option(None, TEXT, "key of the client certificate (PEM), if not in cert_file")
-    server_name: str | None = option(
-        None, TEXT, "name that the certificate must contain instead of the host's"
-    )
+    server_name: str | None = option(None, TEXT, "name that the certificate must contain instead of the host's")
     insecure_skip_verify: bool = option(False, BOOLEAN, "accept any certificate; for tests only")
 
     def conflicts(self) -> Iterable[str]:
@@ -46,24 +45,14 @@ class TlsConfig(Section):
 class TargetConfig(Section):
     """One vLLM server: the address of its metrics, the credentials, the settings that the operator knows."""
 
-    url: str = option(
-        "http://127.0.0.1:8000/metrics", kinds.URL, "address of vLLM's metrics; /metrics is the default path"
-    )
-    facts: Mapping[str, Fact] = option(
-        {}, kinds.SERVER_FACTS, "settings that the server runs with, for advice with numbers", key="config"
-    )
-    headers: Mapping[str, Secret] = option(
-        {}, kinds.HEADERS, "headers sent with every request; values are secret"
-    )
+    url: str = option("http://127.0.0.1:8000/metrics", kinds.URL, "address of vLLM's metrics; /metrics is the default path")
+    facts: Mapping[str, Fact] = option({}, kinds.SERVER_FACTS, "settings that the server runs with, for advice with numbers", key="config")
+    headers: Mapping[str, Secret] = option({}, kinds.HEADERS, "headers sent with every request; values are secret")
     bearer_token: Secret | None = option(None, SECRET, "token sent as `Authorization: Bearer`")
     bearer_token_file: str | None = option(None, TEXT, "file with the token; read again when it changes")
     tls: TlsConfig = section(TlsConfig)
     unix_socket: str | None = option(None, TEXT, "unix socket to connect to instead of the url's host")
-    labels: Mapping[str, str] = option(
-        {},
-        kinds.TARGET_LABELS,
-        "labels of all its series, such as namespace and pod; adds `target` too",
-    )
+    labels: Mapping[str, str] = option({}, kinds.TARGET_LABELS, "labels of all its series, such as namespace and pod; adds `target` too")
 
     def conflicts(self) -> Iterable[str]:
         """Report values that contradict each other."""
@@ -121,9 +110,7 @@ class DnsTargetsConfig(AccessConfig):
     name: str = option("", kinds.HOST_NAME, "name to look up; each of its addresses is a target")
     port: int = option(8000, whole(1, 65535), "port of every target")
     path: str = option("/metrics", kinds.PATH, "path of the metrics")
-    scheme: str = option(
-        "http", choice("http", "https"), "protocol; with https the certificate must contain the name"
-    )
+    scheme: str = option("http", choice("http", "https"), "protocol; with https the certificate must contain the name")
     refresh: float = option(30.0, duration(1, HOUR), "time between look-ups")
     type: str = option("a", kinds.FAMILY, "kind of addresses: a for IPv4, aaaa for IPv6")
     labels: Mapping[str, str] = _same("labels")
@@ -155,27 +142,21 @@ class FileTargetsConfig(AccessConfig):
 class EngineConfig(Section):
     """The command line that started the engine."""
 
-    args: Mapping[str, Fact] | None = option(
-        None, kinds.ARGUMENTS, "vLLM's argument line; only settings for advice with numbers are kept, no keys"
-    )
+    args: Mapping[str, Fact] | None = option(None, kinds.ARGUMENTS, "vLLM's argument line; only settings for advice with numbers are kept, no keys")
 
 
 @dataclass(frozen=True, slots=True)
 class WebFileConfig(Section):
     """Access to the exporter's own pages."""
 
-    file: str | None = option(
-        None, TEXT, "file with TLS and basic authentication, in exporter-toolkit's format"
-    )
+    file: str | None = option(None, TEXT, "file with TLS and basic authentication, in exporter-toolkit's format")
 
 
 @dataclass(frozen=True, slots=True)
 class WebConfig(Section):
     """The exporter's own pages."""
 
-    listen_address: str = option(
-        "[::]:21900", kinds.ADDRESS, "address to serve on; [::] includes IPv4, port 0 is any free port"
-    )
+    listen_address: str = option("[::]:21900", kinds.ADDRESS, "address to serve on; [::] includes IPv4, port 0 is any free port")
     enable_lifecycle: bool = option(False, BOOLEAN, "allow POST /-/reload; SIGHUP always reloads")
     config: WebFileConfig = section(WebFileConfig)
 
@@ -196,13 +177,9 @@ class PollConfig(Section):
 
     interval: float = option(1.0, duration(0.1, 60), "time between polls; a storm builds up in seconds")
     timeout: float = option(3.0, duration(0.1, 60), "time limit of one poll; a busy vLLM took up to 2s")
-    max_body_bytes: int = option(
-        8 << 20, size(1 << 10, 1 << 30), "largest body accepted; vLLM's are about 64KiB"
-    )
+    max_body_bytes: int = option(8 << 20, size(1 << 10, 1 << 30), "largest body accepted; vLLM's are about 64KiB")
     concurrency: int = option(256, whole(1, 10_000), "polls under way at once, over all targets")
-    max_targets: int = option(
-        1000, whole(1, 100_000), "targets beyond this number are ignored, with a warning"
-    )
+    max_targets: int = option(1000, whole(1, 100_000), "targets beyond this number are ignored, with a warning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,101 +194,45 @@ class LogConfig(Section):
 class AnalysisConfig(Section):
     """Windows and thresholds of the analysis."""
 
-    window: float = option(
-        60.0, duration(5, HOUR), "span of rates; long enough that one odd poll does not count"
-    )
+    window: float = option(60.0, duration(5, HOUR), "span of rates; long enough that one odd poll does not count")
     long_window: float = option(300.0, duration(5, HOUR), "span of ratios per request; answers take minutes")
     max_age: float = option(5.0, duration(1, 600), "readings older than this (and 3 polls) count as unknown")
-    startup_grace: float = option(
-        900.0, duration(0, DAY), "no alarm for a server that is still starting; large models load for minutes"
-    )
-    hold: float = option(
-        30.0,
-        duration(0, HOUR),
-        "minimum time between two changes of a verdict that do not raise its severity",
-    )
+    startup_grace: float = option(900.0, duration(0, DAY), "no alarm for a server that is still starting; large models load for minutes")
+    hold: float = option(30.0, duration(0, HOUR), "minimum time between two changes of a verdict that do not raise its severity")
     # Progress.
     stall_after: float = option(60.0, duration(5, HOUR), "time without progress that counts as a stall")
-    deadlock_after: float = option(
-        45.0,
-        duration(5, HOUR),
-        "time with nothing running that counts as a deadlock; mass preemption pauses 15s",
-    )
+    deadlock_after: float = option(45.0, duration(5, HOUR), "time with nothing running that counts as a deadlock; mass preemption pauses 15s")
     # Preemption.
     burst_window: float = option(10.0, duration(2, 60), "span in which a sudden storm is detected")
     burst_count: int = option(5, whole(1, 10_000), "preemptions in that span that make a storm")
-    thrash_ratio: float = option(
-        0.8, number(0.05, 100), "preemptions per finished request that make a storm; healthy runs had 0.08"
-    )
-    thrash_leave_ratio: float = option(
-        0.4, number(0.0, 100), "preemptions per finished request below which a storm ends; storms had 2.4"
-    )
-    tokens_fallen: float = option(
-        0.5, number(0.05, 1), "tokens/s below this share of the engine's usual level count as harm"
-    )
-    light_for: float = option(
-        90.0, duration(5, HOUR), "keep reporting preemption_light this long after the last preemption"
-    )
-    light_ratio: float = option(
-        0.03, number(0.0, 1), "fewer preemptions per finished request than this are ignored"
-    )
-    kv_full: float = option(
-        0.9, number(0.5, 1), "KV usage that counts as full if request lengths are unknown"
-    )
-    kv_roomy: float = option(
-        0.75, number(0.1, 1), "KV usage below which a preemption had another cause; storms reach 1"
-    )
+    thrash_ratio: float = option(0.8, number(0.05, 100), "preemptions per finished request that make a storm; healthy runs had 0.08")
+    thrash_leave_ratio: float = option(0.4, number(0.0, 100), "preemptions per finished request below which a storm ends; storms had 2.4")
+    tokens_fallen: float = option(0.5, number(0.05, 1), "tokens/s below this share of the engine's usual level count as harm")
+    light_for: float = option(90.0, duration(5, HOUR), "keep reporting preemption_light this long after the last preemption")
+    light_ratio: float = option(0.03, number(0.0, 1), "fewer preemptions per finished request than this are ignored")
+    kv_full: float = option(0.9, number(0.5, 1), "KV usage that counts as full if request lengths are unknown")
+    kv_roomy: float = option(0.75, number(0.1, 1), "KV usage below which a preemption had another cause; storms reach 1")
     # Queue.
-    queue_window: float = option(
-        30.0, duration(5, HOUR), "time that a queue must last; bursts drain in seconds"
-    )
+    queue_window: float = option(30.0, duration(5, HOUR), "time that a queue must last; bursts drain in seconds")
     queue_share: float = option(0.8, number(0.1, 1), "share of polls with a queue that makes it last")
-    queue_leave_share: float = option(
-        0.3, number(0.0, 1), "share of polls with a queue below which it has drained"
-    )
-    seats_share: float = option(
-        0.6, number(0.1, 1), "share of polls at the seat limit, or one below, that makes seats the cause"
-    )
-    deferred_share: float = option(
-        0.5, number(0.1, 1), "share of waiting requests that wait for something other than capacity"
-    )
-    drain_critical: float = option(
-        600.0, duration(10, DAY), "time to drain beyond which a deferred queue is critical"
-    )
-    budget_share: float = option(
-        0.75, number(0.1, 1), "share of max_num_batched_tokens above which a step counts as full"
-    )
+    queue_leave_share: float = option(0.3, number(0.0, 1), "share of polls with a queue below which it has drained")
+    seats_share: float = option(0.6, number(0.1, 1), "share of polls at the seat limit, or one below, that makes seats the cause")
+    deferred_share: float = option(0.5, number(0.1, 1), "share of waiting requests that wait for something other than capacity")
+    drain_critical: float = option(600.0, duration(10, DAY), "time to drain beyond which a deferred queue is critical")
+    budget_share: float = option(0.75, number(0.1, 1), "share of max_num_batched_tokens above which a step counts as full")
     # Pressure.
-    pressure_horizon: float = option(
-        300.0, duration(10, HOUR), "warn if the KV cache will be full within this time"
-    )
-    pressure_kv: float = option(
-        0.6, number(0.1, 1), "KV usage below which a fast rise is ignored; a load that starts"
-    )
-    held_after: float = option(
-        60.0, duration(5, HOUR), "time that KV must be held by an idle engine to be reported"
-    )
+    pressure_horizon: float = option(300.0, duration(10, HOUR), "warn if the KV cache will be full within this time")
+    pressure_kv: float = option(0.6, number(0.1, 1), "KV usage below which a fast rise is ignored; a load that starts")
+    held_after: float = option(60.0, duration(5, HOUR), "time that KV must be held by an idle engine to be reported")
     held_kv: float = option(0.1, number(0.0, 1), "KV usage of an idle engine below which nothing is reported")
-    runaway_after: float = option(
-        600.0, duration(60, HOUR), "time without a finished request that counts as runaway"
-    )
-    runaway_tokens: int = option(
-        10_000, whole(1, MANY), "tokens per running request in that time that count as runaway"
-    )
-    slow_factor: float = option(
-        1.6, number(1.05, 100), "latency, as a multiple of the engine's usual one at this load, that is slow"
-    )
+    runaway_after: float = option(600.0, duration(60, HOUR), "time without a finished request that counts as runaway")
+    runaway_tokens: int = option(10_000, whole(1, MANY), "tokens per running request in that time that count as runaway")
+    slow_factor: float = option(1.6, number(1.05, 100), "latency, as a multiple of the engine's usual one at this load, that is slow")
     # Life cycle, models.
     restart_shown: float = option(300.0, duration(10, DAY), "how long the restarted finding is shown")
-    oom_utilization: float = option(
-        0.94, number(0.1, 1), "gpu_memory_utilization from which memory outside the KV cache is short"
-    )
-    imbalance_factor: float = option(
-        1.6, number(1.05, 100), "load, as a multiple of the mean, that is an imbalance"
-    )
-    imbalance_requests: int = option(
-        8, whole(2, MANY), "no imbalance is reported with fewer requests than this"
-    )
+    oom_utilization: float = option(0.94, number(0.1, 1), "gpu_memory_utilization from which memory outside the KV cache is short")
+    imbalance_factor: float = option(1.6, number(1.05, 100), "load, as a multiple of the mean, that is an imbalance")
+    imbalance_requests: int = option(8, whole(2, MANY), "no imbalance is reported with fewer requests than this")
 
     def conflicts(self) -> Iterable[str]:
         """Report values that contradict each other."""
@@ -342,43 +263,21 @@ class BasicAuthConfig(Section):
 class AlertmanagerConfig(Section):
     """Alerts pushed directly to Alertmanager, without Prometheus' rules. Off without urls."""
 
-    urls: tuple[str, ...] = option(
-        (), kinds.URLS, "Alertmanagers to push to; list every member of an HA set, not a service"
-    )
+    urls: tuple[str, ...] = option((), kinds.URLS, "Alertmanagers to push to; list every member of an HA set, not a service")
     path_prefix: str = option("", kinds.PREFIX, "path before /api/v2/alerts, such as Mimir's /alertmanager")
     tenant: str | None = option(None, kinds.TENANT, "tenant, sent as X-Scope-OrgID for Mimir")
-    headers: Mapping[str, Secret] = option(
-        {}, kinds.HEADERS, "headers sent with every push; values are secret"
-    )
+    headers: Mapping[str, Secret] = option({}, kinds.HEADERS, "headers sent with every push; values are secret")
     basic_auth: BasicAuthConfig = section(BasicAuthConfig)
     bearer_token: Secret | None = option(None, SECRET, "token sent as `Authorization: Bearer`")
     bearer_token_file: str | None = option(None, TEXT, "file with the token; read again when it changes")
     tls: TlsConfig = section(TlsConfig)
     timeout: float = option(5.0, duration(0.1, 60), "time limit of one push; polls never wait for it")
-    hold: float = option(
-        30.0, duration(0, HOUR), "time that a condition must last before its alert; short blips are ignored"
-    )
-    resend_interval: float = option(
-        60.0,
-        duration(1, HOUR),
-        "time between repetitions of an active alert; it expires after four of these",
-    )
-    page_by: str = option(
-        "model",
-        choice("model", "engine"),
-        "level at which alerts are critical; use the same value as in the rules",
-    )
-    external_labels: Mapping[str, str] = option(
-        {},
-        kinds.LABELS,
-        "labels of every alert, such as cluster and pod; ${NAME} is read from the environment",
-    )
-    runbook_base: str | None = option(
-        None, kinds.BASE_URL, "address of the runbooks instead of the project's pages"
-    )
-    dashboard_base: str | None = option(
-        None, kinds.BASE_URL, "address of Grafana; alerts then link to a dashboard"
-    )
+    hold: float = option(30.0, duration(0, HOUR), "time that a condition must last before its alert; short blips are ignored")
+    resend_interval: float = option(60.0, duration(1, HOUR), "time between repetitions of an active alert; it expires after four of these")
+    page_by: str = option("model", choice("model", "engine"), "level at which alerts are critical; use the same value as in the rules")
+    external_labels: Mapping[str, str] = option({}, kinds.LABELS, "labels of every alert, such as cluster and pod; ${NAME} is read from the environment")
+    runbook_base: str | None = option(None, kinds.BASE_URL, "address of the runbooks instead of the project's pages")
+    dashboard_base: str | None = option(None, kinds.BASE_URL, "address of Grafana; alerts then link to a dashboard")
 
     def conflicts(self) -> Iterable[str]:
         """Report values that contradict each other."""
@@ -405,16 +304,10 @@ class WhatIfConfig(Section):
     seeds: int = option(3, whole(1, 100), "simulations per change; their spread is shown")
     time_limit: float = option(60.0, duration(1, HOUR), "time limit of a forecast requested from `serve`")
     noise: float = option(0.03, number(0, 1), "changes smaller than this share count as no change")
-    slower: float = option(
-        0.1, number(0, 10), "a latency increase above this share, without more throughput, is worse"
-    )
-    preempted: float = option(
-        0.1, number(0, 10), "preemptions per request below which there is no harm; healthy runs had 0.07"
-    )
+    slower: float = option(0.1, number(0, 10), "a latency increase above this share, without more throughput, is worse")
+    preempted: float = option(0.1, number(0, 10), "preemptions per request below which there is no harm; healthy runs had 0.07")
     queued: float = option(1.0, number(0, 1000), "mean number of waiting requests that counts as a queue")
-    match: float = option(
-        0.25, number(0, 1), "relative error in preemptions up to which a forecast is trusted"
-    )
+    match: float = option(0.25, number(0, 1), "relative error in preemptions up to which a forecast is trusted")
     match_per_request: float = option(0.05, number(0, 1), "absolute tolerance per request, for low counts")
 
 

@@ -1,18 +1,17 @@
-"""Which targets there are: named in the configuration, found in DNS, or in files of Prometheus' ``file_sd``.
+"""The sources of targets: the configuration, names in DNS, and files of Prometheus' ``file_sd``.
 
-A source knows its targets and looks for changes when it is told to. Whatever goes wrong with that leaves
-them as they are: a name server that does not answer has not ended any target.
+An error leaves the targets of a source as they are: a name server that does not answer has ended no target.
 """
 
 import asyncio
 import glob
 import json
 import logging
-import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ import yaml
 
 from exporter.config import Config, DnsTargetsConfig, FileTargetsConfig, TargetConfig, read_url
 from exporter.config.labels import is_label_name
+from exporter.net.secret_files import Stamp, file_stamp
 
 __all__ = ["SOURCES", "DnsSource", "FileSource", "Source", "StaticSource", "Target", "name_of", "sources"]
 
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 SourceName: TypeAlias = Literal["static", "dns", "file_sd"]
 SOURCES: Final[tuple[SourceName, ...]] = ("static", "dns", "file_sd")
 
-# A name server that does not answer is given up on after this; its targets stay.
+# Time limit of a look-up; targets stay when it ends.
 LOOK_UP_SECONDS: Final = 10.0
 # A thousand targets with labels are some 200 KiB.
 MOST_FILE_BYTES: Final = 16 << 20
 MOST_LABELS: Final = 24
 MOST_LABEL_NAME: Final = 128
 MOST_LABEL_VALUE: Final = 512
-# So many different slips are logged of one source; there may be one per target.
-_MOST_TOLD: Final = 20
+# Different problems logged per source; there may be one per target.
+_MOST_LOGGED: Final = 20
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]+)?\]")
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -45,13 +45,13 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to watch. Two that are equal are the same one, with the same past.
+    """A server to watch. Two equal targets are the same one, with the same history.
 
     Attributes:
-        config: where it is and how to ask it.
-        name: ``host:port``, never with credentials; the value of the label ``target``.
-        labels: what its group says of it, by name.
-        source: who named it.
+        config: its address and credentials.
+        name: ``host:port``, without credentials; the value of the label ``target``.
+        labels: those of its group, sorted by name.
+        source: the kind of its source.
     """
 
     config: TargetConfig
@@ -61,12 +61,12 @@ class Target:
 
     @property
     def key(self) -> tuple[str, Labels]:
-        """What tells its series from those of all others."""
+        """What distinguishes its series from those of all others."""
         return self.name, self.labels
 
 
 def name_of(config: TargetConfig) -> str:
-    """``host:port`` of a target; a unix socket's path where it has one."""
+    """``host:port`` of a target, or the path of its unix socket."""
     if config.unix_socket is not None:
         return f"unix:{config.unix_socket}"
     parts = urlsplit(config.url)
@@ -75,7 +75,7 @@ def name_of(config: TargetConfig) -> str:
 
 
 class Source(Protocol):
-    """Where targets come from.
+    """A source of targets.
 
     Attributes:
         name: its kind.
@@ -108,9 +108,9 @@ class StaticSource:
 
     def __init__(self, targets: Sequence[TargetConfig], reserved: frozenset[str]) -> None:
         self.config = targets
-        tell = _Teller("configuration")
+        warn = _OnceLogger("configuration")
         self.targets: Sequence[Target] = tuple(
-            Target(replace(config, labels={}), name_of(config), _clean(config.labels, reserved, tell))
+            Target(replace(config, labels={}), name_of(config), _clean(config.labels, reserved, warn))
             for config in targets
         )
 
@@ -118,35 +118,35 @@ class StaticSource:
         """Nothing ever changes."""
 
 
-class _Teller:
-    """Logs each slip of a source once, and never more than some."""
+class _OnceLogger:
+    """Logs each problem of a source once, up to a limit."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def __call__(self, what: str) -> None:
-        if what not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(what)
-            log.warning("part of a target is left out source=%s problem=%r", self._source, what)
+    def __call__(self, problem: str) -> None:
+        if problem not in self._logged and len(self._logged) < _MOST_LOGGED:
+            self._logged.add(problem)
+            log.warning("ignoring part of a target source=%s problem=%r", self._source, problem)
 
 
-def _clean(labels: Mapping[str, str], reserved: frozenset[str], tell: Callable[[str], None]) -> Labels:
-    """The labels that may stand on series: legal ones that are not the exporter's own, and not too many."""
+def _clean(labels: Mapping[str, str], reserved: frozenset[str], warn: Callable[[str], None]) -> Labels:
+    """Keep the labels that series may have: valid, not the exporter's own, and not too many."""
     kept: list[tuple[str, str]] = []
     for name, value in sorted(labels.items()):
         if name.startswith("__"):
-            continue  # they are for the discovery itself
+            continue  # these configure the discovery
         if not is_label_name(name) or len(name) > MOST_LABEL_NAME:
-            tell(f"label {name[:40]!r}: expected letters, digits and _, at most {MOST_LABEL_NAME}")
+            warn(f"label {name[:40]!r}: expected letters, digits and _, at most {MOST_LABEL_NAME}")
         elif name in reserved:
-            tell(f"label {name}: the exporter has a label of this name itself")
+            warn(f"label {name}: the exporter itself has a label of this name")
         elif len(value) > MOST_LABEL_VALUE:
-            tell(f"label {name}: expected a value of at most {MOST_LABEL_VALUE} letters, got {len(value)}")
+            warn(f"label {name}: expected a value of at most {MOST_LABEL_VALUE} letters, got {len(value)}")
         elif not value.isprintable():
-            tell(f"label {name}: expected a printable value")
+            warn(f"label {name}: expected a printable value")
         elif len(kept) >= MOST_LABELS:
-            tell(f"label {name}: expected at most {MOST_LABELS} labels, got more")
+            warn(f"label {name}: expected at most {MOST_LABELS} labels, got more")
         elif value:  # an empty label is none
             kept.append((name, value))
     return tuple(kept)
@@ -158,37 +158,37 @@ Resolve: TypeAlias = Callable[[str, socket.AddressFamily], Awaitable[Sequence[st
 
 
 async def _resolve(name: str, family: socket.AddressFamily) -> Sequence[str]:
-    """All addresses of a name, by the system's resolver in a thread."""
-    found = await asyncio.get_running_loop().getaddrinfo(name, None, family=family, type=socket.SOCK_STREAM)
-    return sorted({str(address[0]) for *_, address in found})
+    """Look up all addresses of a name, with the system's resolver in a thread."""
+    answers = await asyncio.get_running_loop().getaddrinfo(name, None, family=family, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]) for *_, address in answers})
 
 
-# The name is known to have no address (any more): a headless service without pods.
+# The name has no address (any more): a headless service without pods.
 _NO_ADDRESS: Final = {getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)}
 
 
 class DnsSource:
-    """The addresses of a name, looked up again and again."""
+    """The addresses of a name in DNS."""
 
     name: SourceName = "dns"
 
     def __init__(
         self, config: DnsTargetsConfig, reserved: frozenset[str], resolve: Resolve = _resolve
     ) -> None:
-        """Prepare, without asking anybody.
+        """Prepare, without a look-up.
 
         Args:
-            config: which name, and how its servers are asked.
-            reserved: names of labels that are the exporter's own.
+            config: the name, and how to poll its servers.
+            reserved: names of the exporter's own labels.
             resolve: looks a name up; may raise OSError.
         """
         self.every: float | None = config.refresh
         self.targets: Sequence[Target] = ()
         self.failures = 0
         self.config = config
-        self._labels = _clean(config.labels, reserved, _Teller(config.name))
+        self._labels = _clean(config.labels, reserved, _OnceLogger(config.name))
         self._resolve = resolve
-        self._asking: asyncio.Future[Sequence[str]] | None = None
+        self._look_up: asyncio.Future[Sequence[str]] | None = None
         self._trouble = ""
 
     async def look(self) -> None:
@@ -198,28 +198,28 @@ class DnsSource:
         except TimeoutError:
             self._fail(f"no answer within {LOOK_UP_SECONDS:g} s")
         except UnicodeError:
-            self._fail("no name that DNS can have")
+            self._fail("not a valid name in DNS")
         except OSError as problem:
             if isinstance(problem, socket.gaierror) and problem.errno in _NO_ADDRESS:
                 self._fail("the name has no address")
                 self.targets = ()
             else:
-                self._fail(problem.strerror or "cannot be looked up")
+                self._fail(problem.strerror or "unknown error")
         else:
             if self._trouble:
-                log.info("name is looked up again name=%s", self.config.name)
+                log.info("looking a name up again name=%s", self.config.name)
             self._trouble = ""
             self.targets = tuple(map(self._target, addresses))
 
     async def _addresses(self) -> Sequence[str]:
-        # A look-up in a thread cannot be stopped: the next one waits for it instead of starting another.
-        if self._asking is None or self._asking.done():
+        # A look-up in a thread cannot be stopped: the next call waits for it instead of starting another.
+        if self._look_up is None or self._look_up.done():
             family = socket.AF_INET6 if self.config.type == "aaaa" else socket.AF_INET
-            self._asking = asyncio.ensure_future(self._resolve(self.config.name, family))
-        done, _ = await asyncio.wait({self._asking}, timeout=LOOK_UP_SECONDS)
+            self._look_up = asyncio.ensure_future(self._resolve(self.config.name, family))
+        done, _ = await asyncio.wait({self._look_up}, timeout=LOOK_UP_SECONDS)
         if not done:
             raise TimeoutError
-        return self._asking.result()
+        return self._look_up.result()
 
     def _target(self, address: str) -> Target:
         config = self.config
@@ -232,7 +232,7 @@ class DnsSource:
     def _fail(self, trouble: str) -> None:
         self.failures += 1
         if trouble != self._trouble:
-            log.warning("name cannot be looked up name=%s problem=%r", self.config.name, trouble)
+            log.warning("cannot look a name up name=%s problem=%r", self.config.name, trouble)
         self._trouble = trouble
 
 
@@ -241,18 +241,18 @@ class DnsSource:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file as it was when it could last be read: its stamp, its targets."""
+    """A file when it was last read: its stamp and its targets."""
 
-    stamp: object = None
+    stamp: Stamp | None = None
     targets: Sequence[Target] = ()
     trouble: str = ""
 
 
 class FileSource:
-    """Files of Prometheus' ``file_sd`` form.
+    """Files in Prometheus' ``file_sd`` format.
 
-    A file that is gone takes its targets with it. One that cannot be read, is empty or is not of the form
-    keeps those it had: whoever writes it may not have finished.
+    The targets of a deleted file end. A file that is unreadable, empty or invalid keeps its targets: its
+    writer may not have finished.
     """
 
     name: SourceName = "file_sd"
@@ -261,8 +261,8 @@ class FileSource:
         """Prepare, without reading anything.
 
         Args:
-            config: which files, and how their targets are asked.
-            reserved: names of labels that are the exporter's own.
+            config: the files, and how to poll their targets.
+            reserved: names of the exporter's own labels.
         """
         self.every: float | None = config.refresh
         self.targets: Sequence[Target] = ()
@@ -270,19 +270,19 @@ class FileSource:
         self.config = config
         self._reserved = reserved
         self._files: dict[str, _File] = {}
-        self._tell = _Teller("file_sd")
+        self._warn = _OnceLogger("file_sd")
 
     async def look(self) -> None:
-        """Read what has changed, in a thread: a disk may be slow, and YAML is."""
+        """Read changed files in a thread: a disk may be slow, and YAML is."""
         files = await asyncio.get_running_loop().run_in_executor(None, self._read_all, dict(self._files))
         for path, file in files.items():
             before = self._files.get(path, _File())
             if file.trouble:
                 self.failures += 1
                 if file.trouble != before.trouble:
-                    log.warning("targets cannot be read file=%s problem=%r", path, file.trouble)
+                    log.warning("cannot read targets file=%s problem=%r", path, file.trouble)
             elif before.trouble:
-                log.info("targets are read again file=%s", path)
+                log.info("reading targets again file=%s", path)
         self._files = files
         self.targets = tuple(target for file in files.values() for target in file.targets)
 
@@ -292,11 +292,10 @@ class FileSource:
 
     def _read(self, path: str, known: _File) -> _File:
         try:
-            stat = os.stat(path)  # noqa: PTH116 (one call less for each of many files)
-            stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-            if stamp == known.stamp:
+            stamp = file_stamp(path)
+            if stamp is not None and stamp == known.stamp:
                 return known
-            with open(path, "rb") as file:  # noqa: PTH123 (as above)
+            with Path(path).open("rb") as file:
                 text = file.read(MOST_FILE_BYTES + 1)
             return _File(stamp, tuple(self._targets(text, path)))
         except OSError as problem:
@@ -305,28 +304,25 @@ class FileSource:
             return replace(known, stamp=None, trouble=str(problem))
 
     def _targets(self, text: bytes, path: str) -> Iterable[Target]:
-        for group in _groups(text, yaml_form=not path.endswith(".json")):
-            labels = _clean(group.labels, self._reserved, self._tell)
-            for address in group.targets:
-                url = _url(address, group.labels)
+        for addresses, given in _groups(text, yaml_form=not path.endswith(".json")):
+            labels = _clean(given, self._reserved, self._warn)
+            for address in addresses:
+                url = _url(address, given)
                 if url is None:
-                    self._tell("target: expected host:port, or a port that is a number, got something else")
+                    self._warn("target: expected host:port with a numeric port, got something else")
                     continue
                 config = self.config.target(url)
                 yield Target(config, name_of(config), labels, self.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    targets: Sequence[str]
-    labels: Mapping[str, str]
+_Group: TypeAlias = tuple[Sequence[str], Mapping[str, str]]
 
 
 def _groups(text: bytes, *, yaml_form: bool) -> Sequence[_Group]:
-    """Read a file's groups.
+    """Read a file's groups of targets and labels.
 
     Raises:
-        ValueError: it is not of the form; the message repeats nothing of it but its shape.
+        ValueError: the format is invalid; the message repeats nothing of the file.
     """
     if len(text) > MOST_FILE_BYTES:
         raise ValueError(f"expected at most {MOST_FILE_BYTES >> 20} MiB, got more")
@@ -342,7 +338,7 @@ def _document(text: bytes, *, yaml_form: bool) -> object:
     try:
         if not yaml_form:
             return json.loads(text)
-        loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every scalar stays the text that it is
+        loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # every scalar stays a text
         return yaml.load(text, Loader=loader)  # noqa: S506 (builds only texts, lists and mappings)
     except yaml.MarkedYAMLError as problem:
         line = f" in line {problem.problem_mark.line + 1}" if problem.problem_mark else ""
@@ -363,11 +359,11 @@ def _group(item: object, where: str) -> _Group:
         raise ValueError(f"{where}: expected targets as a list of texts")
     if item.keys() - {"targets", "labels"}:
         raise ValueError(f"{where}: expected no keys but targets and labels")
-    return _Group(targets, {str(name): value for name, value in labels.items()})
+    return targets, {str(name): value for name, value in labels.items()}
 
 
 def _url(address: str, labels: Mapping[str, str]) -> str | None:
-    """The url of a target; None where its address, or what its labels say of the url, makes no sense."""
+    """The url of a target; None if its address, or a label about its url, is invalid."""
     host, colon, port = address.rpartition(":")
     if not colon or address.endswith("]"):
         host, port = address, ""
@@ -380,7 +376,7 @@ def _url(address: str, labels: Mapping[str, str]) -> str | None:
 
 
 def sources(config: Config, reserved: frozenset[str]) -> Sequence[Source]:
-    """Where a configuration's targets come from."""
+    """The sources in a configuration."""
     return (
         *([StaticSource(config.targets, reserved)] if config.targets else []),
         *(DnsSource(one, reserved) for one in config.targets_dns),

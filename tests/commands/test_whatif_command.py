@@ -251,7 +251,7 @@ def test_the_api_forecasts_while_polls_go_on(watched):
     assert {"suffices", "does not help"} & {row["verdict"] for row in document["candidates"]}
     assert sidecar.reading.t > before
     refused = next(body for status, body in answers if status == 429)
-    assert "one is made at a time" in refused["error"]
+    assert "another forecast is under way" in refused["error"]
 
 
 @pytest.mark.long

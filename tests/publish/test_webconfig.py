@@ -22,7 +22,7 @@ from support.process import ANYWHERE, FAST, Command, until
 from support.servers import Server, recorded
 
 from exporter.config.options import ConfigError
-from exporter.publish.web import webconfig
+from exporter.publish.web import passwords, webconfig
 from exporter.publish.web.app import WebServer, make_app
 from exporter.publish.web.webconfig import Guard, read
 
@@ -374,7 +374,7 @@ def test_a_password_is_hashed_once_and_off_the_event_loop(tmp_path, monkeypatch)
         threads.append(threading.current_thread())
         return bcrypt.checkpw(password, hashed)
 
-    monkeypatch.setattr(webconfig, "_check", check)
+    monkeypatch.setattr(passwords, "_check", check)
 
     async def scenario():
         async with serving(tmp_path, USERS) as (_, base):
@@ -394,11 +394,11 @@ def test_wrong_passwords_push_out_no_right_one(tmp_path):
         async with serving(tmp_path, USERS) as (server, base):
             assert await status(base, headers=ALICE) == 200
             guard = server._guard
-            for number in range(webconfig.MOST_REMEMBERED + 20):
-                assert not await guard._known(basic(b"alice:%d" % number)["Authorization"])
-            return len(guard._bad), len(guard._good)
+            for number in range(passwords.MOST_REMEMBERED + 20):
+                assert not await guard.passwords.accepts(basic(b"alice:%d" % number)["Authorization"])
+            return len(guard.passwords._wrong), len(guard.passwords._right)
 
-    assert asyncio.run(scenario()) == (webconfig.MOST_REMEMBERED, 1)
+    assert asyncio.run(scenario()) == (passwords.MOST_REMEMBERED, 1)
 
 
 def test_a_flood_of_passwords_is_told_to_come_again(tmp_path, monkeypatch):
@@ -412,8 +412,8 @@ def test_a_flood_of_passwords_is_told_to_come_again(tmp_path, monkeypatch):
     async def scenario():
         async with serving(tmp_path, USERS) as (_, base):
             assert await status(base, headers=ALICE) == 200
-            monkeypatch.setattr(webconfig, "_check", slow)
-            monkeypatch.setattr(webconfig, "MOST_WAITING", 3)
+            monkeypatch.setattr(passwords, "_check", slow)
+            monkeypatch.setattr(passwords, "MOST_WAITING", 3)
             flood = [
                 asyncio.create_task(status(base, headers=basic(b"alice:%d" % number))) for number in range(8)
             ]
@@ -433,7 +433,7 @@ def test_a_flood_from_one_address_leaves_room_for_others(tmp_path, monkeypatch):
         assert release.wait(10)
         return bcrypt.checkpw(password, hashed)
 
-    monkeypatch.setattr(webconfig, "_check", slow)
+    monkeypatch.setattr(passwords, "_check", slow)
 
     async def scenario():
         async with serving(tmp_path, USERS) as (server, base):
@@ -441,15 +441,15 @@ def test_a_flood_from_one_address_leaves_room_for_others(tmp_path, monkeypatch):
                 asyncio.create_task(status(base, headers=basic(b"alice:%d" % number), source="127.0.0.2"))
                 for number in range(40)
             ]
-            await eventually(lambda: sum(task.done() for task in flood) == 40 - webconfig.MOST_WAITING_EACH)
+            await eventually(lambda: sum(task.done() for task in flood) == 40 - passwords.MOST_WAITING_EACH)
             alice = asyncio.create_task(status(base, headers=ALICE))
-            await eventually(lambda: server._guard._waiting["127.0.0.1"])
+            await eventually(lambda: server._guard.passwords._waiting["127.0.0.1"])
             release.set()
-            return await alice, sorted(await asyncio.gather(*flood)), server._guard._waiting
+            return await alice, sorted(await asyncio.gather(*flood)), server._guard.passwords._waiting
 
     alice, flood, waiting = asyncio.run(scenario())
     assert alice == 200
-    assert flood == [401] * webconfig.MOST_WAITING_EACH + [503] * (40 - webconfig.MOST_WAITING_EACH)
+    assert flood == [401] * passwords.MOST_WAITING_EACH + [503] * (40 - passwords.MOST_WAITING_EACH)
     assert not waiting
 
 
@@ -462,13 +462,13 @@ def test_whoever_waits_when_it_closes_is_told_to_come_again(tmp_path, monkeypatc
         assert release.wait(10)
         return True
 
-    monkeypatch.setattr(webconfig, "_check", slow)
+    monkeypatch.setattr(passwords, "_check", slow)
 
     async def scenario():
         async with serving(tmp_path, USERS) as (server, base):
             asked = [asyncio.create_task(status(base, headers=basic(b"alice:%d" % n))) for n in range(5)]
-            await eventually(lambda: server._guard._waiting.total() == 5 and started.is_set())
-            server._guard.close()
+            await eventually(lambda: server._guard.passwords._waiting.total() == 5 and started.is_set())
+            server._guard.passwords.close()
             told = await asyncio.gather(*asked)
             asyncio.get_running_loop().call_later(0.1, release.set)
         return told, release.is_set()
@@ -578,7 +578,7 @@ def test_a_change_that_cannot_be_used_changes_nothing(tmp_path, pki, caplog, bad
     with caplog.at_level(logging.WARNING, "exporter"):
         asyncio.run(scenario())
     (record,) = caplog.records
-    assert record.getMessage().startswith("web configuration cannot be used, the old one stays")
+    assert record.getMessage().startswith("invalid web configuration, keeping the previous one")
     assert "plain" not in record.getMessage()
 
 

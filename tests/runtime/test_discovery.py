@@ -79,7 +79,7 @@ def test_labels_are_bounded_in_number(caplog):
     """Whoever writes the file does not decide how large a scrape is."""
     kept, told = labels_of({f"l{number:02}": "x" for number in range(100)}, caplog)
     assert len(kept) == discovery.MOST_LABELS
-    assert 0 < len(told) <= discovery._MOST_TOLD
+    assert 0 < len(told) <= discovery._MOST_LOGGED
 
 
 # DNS
@@ -165,7 +165,7 @@ def test_a_name_server_in_trouble_ends_no_target(caplog, problem):
         assert looked(source, 4) == [["10.0.0.1:8000"]] * 4
     assert source.failures == 2
     assert len(warnings(caplog)) == 1
-    assert "looked up again" in caplog.messages[-1]
+    assert "looking a name up again" in caplog.messages[-1]
 
 
 def test_a_name_that_cannot_be_one_is_trouble_and_no_fault(caplog):

@@ -207,7 +207,7 @@ def test_targets_in_files_need_no_reload(tmp_path, two):
         )
         assert command.metric(f'vllm_pressure_up{{target="127.0.0.1:{other.port}"}}') == 1.0
         assert command.stop()[0] == 0
-    assert command.err.count("targets cannot be read") == 1
+    assert command.err.count("cannot read targets") == 1
 
 
 # The sidecar in this process

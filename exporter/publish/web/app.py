@@ -24,12 +24,12 @@ __all__ = ["WebServer", "make_app", "make_guard"]
 
 log = logging.getLogger(__name__)
 
-# How long a scrape under way may take to finish when the exporter is told to stop. (aiohttp waits twice.)
+# Time for a scrape under way to finish when the exporter stops. (aiohttp waits twice.)
 _SHUTDOWN_SECONDS: Final = 0.5
 # Larger answers are compressed in a thread: the loop has polls to start.
 _COMPRESS_APART: Final = 1 << 18
 _FAST: Final = 1  # a level of gzip; text of metrics is full of repetitions
-# A browser takes nothing from elsewhere and sends nothing there, and no text ever becomes markup.
+# A browser loads nothing from elsewhere and sends nothing there, and no text ever becomes markup.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
@@ -53,9 +53,8 @@ def make_app(
 
     Args:
         scrape: makes the text of `/metrics`.
-        status: the state now, ready for JSON, or as JSON once it is made; of the target of a name where one
-            is asked for.
-        page: the status page; without it there is none.
+        status: the state now, as an object or as JSON text; takes the name of a target.
+        page: the status page; None for none.
     """
 
     async def metrics(request: web.Request) -> web.Response:
@@ -68,11 +67,11 @@ def make_app(
         return web.Response(text="vllm-preemption-exporter is ready\n")
 
     async def state(request: web.Request) -> web.Response:
-        wanted = request.query.get("target")
-        told = status() if wanted is None else status(wanted)
-        if isinstance(told, Mapping):
-            return web.json_response(told, headers={"Cache-Control": _NOT_KEPT})
-        response = await _packed(request, await told, "application/json; charset=utf-8")
+        target = request.query.get("target")
+        document = status() if target is None else status(target)
+        if isinstance(document, Mapping):
+            return web.json_response(document, headers={"Cache-Control": _NOT_KEPT})
+        response = await _packed(request, await document, "application/json; charset=utf-8")
         response.headers["Cache-Control"] = _NOT_KEPT
         return response
 
@@ -93,12 +92,12 @@ def make_app(
 
 def _page_routes(page: Page) -> list[web.RouteDef]:
     async def html(request: web.Request) -> web.Response:
-        asked = request.query
-        return _answer(request, page.html(asked.get("engine"), asked.get("target")), _NOT_KEPT)
+        query = request.query
+        return _answer(request, page.html(query.get("engine"), query.get("target")), _NOT_KEPT)
 
     async def history(request: web.Request) -> web.Response:
-        asked = request.query
-        return _answer(request, page.history(asked.get("engine"), asked.get("target")), _NOT_KEPT)
+        query = request.query
+        return _answer(request, page.history(query.get("engine"), query.get("target")), _NOT_KEPT)
 
     async def asset(request: web.Request) -> web.Response:
         files, version = assets()
@@ -113,7 +112,7 @@ def _page_routes(page: Page) -> list[web.RouteDef]:
 
 
 def _answer(request: web.Request, answer: Answer, kept: str) -> web.Response:
-    """An answer that was made before, compressed for whoever takes it."""
+    """Send an answer that was made before, compressed if the client accepts that."""
     headers = {"Content-Type": answer.content_type, "Cache-Control": kept, "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("Accept-Encoding", ""):
         return web.Response(body=answer.packed, headers=headers | {"Content-Encoding": "gzip"})
@@ -121,7 +120,7 @@ def _answer(request: web.Request, answer: Answer, kept: str) -> web.Response:
 
 
 async def _packed(request: web.Request, body: bytes, content_type: str) -> web.Response:
-    """An answer that is compressed for whoever takes it; a large one in a thread, and fast."""
+    """Send a body, compressed if the client accepts that; a large one in a thread, and fast."""
     headers = {"Content-Type": content_type}
     if len(body) < _COMPRESS_APART:
         response = web.Response(body=body, headers=headers)
@@ -141,10 +140,10 @@ async def _add_headers(_request: web.Request, response: web.StreamResponse) -> N
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's, but silent about requests that make no sense.
+    """aiohttp's handler, but silent about malformed requests.
 
-    Anybody may send them, before any password is asked for: a line for each would fill the log, and with
-    what stands in them, which may be a secret. Whoever sends them is told.
+    Anybody may send them before a password is checked: a line for each would fill the log, with contents that
+    may be secret. The sender gets an error.
     """
 
     __slots__ = ("_headers",)
@@ -156,7 +155,7 @@ class _Handler(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except ValueError:  # aiohttp 3.14.3 lets through what is said of a bad URL
+        except ValueError:  # aiohttp 3.14.3 lets an error about a bad URL through
             self.force_close()
 
     def handle_error(
@@ -168,11 +167,11 @@ class _Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             return super().handle_error(request, status, exc, message)
-        # No application sees this answer to its end; aiohttp's own name and version would stand in it.
+        # This answer bypasses the application; without the header it would show aiohttp's name and version.
         headers = {**_HEADERS, **self._headers(), "Server": "vllm-preemption-exporter"}
-        refusal = web.Response(status=status, text=f"{http.HTTPStatus(status).phrase}\n", headers=headers)
-        refusal.force_close()
-        return refusal
+        response = web.Response(status=status, text=f"{http.HTTPStatus(status).phrase}\n", headers=headers)
+        response.force_close()
+        return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
@@ -186,13 +185,13 @@ class WebServer:
         """Prepare, without opening anything.
 
         Args:
-            app: what to serve.
-            host: address to listen on; ``::`` means every address, IPv4 too.
+            app: the application.
+            host: address to listen on; ``::`` is every address, including IPv4.
             port: 0 for any free one.
             config_file: path of a web configuration, for TLS and basic authentication.
 
         Raises:
-            ConfigError: the web configuration cannot be used.
+            ConfigError: the web configuration is invalid.
         """
         self._guard = make_guard(config_file) if config_file else None
         if self._guard is not None:
@@ -232,13 +231,13 @@ class WebServer:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def stop(self) -> None:
-        """Finish the answers under way and close; who does not read its answers is cut off."""
+        """Finish the answers under way and close; clients that do not read their answers are cut off."""
         if self._watching is not None:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
         if self._guard is not None:
-            self._guard.close()
+            self._guard.passwords.close()
         if self._door is not None:
             self._door.close()
         if self._listener is not None:
@@ -251,7 +250,7 @@ class WebServer:
             if isinstance(transport, asyncio.WriteTransport):
                 transport.abort()
         if self._guard is not None:
-            await self._guard.ended()
+            await self._guard.passwords.ended()
 
     def _protocol(self) -> asyncio.Protocol:
         server = self._runner.server
@@ -262,7 +261,7 @@ class WebServer:
         return self._guard.extra if self._guard is not None else {}
 
     async def _watch(self, guard: "Guard") -> None:
-        """Use a web configuration that has changed."""
+        """Use the web configuration after each change."""
         while True:
             await asyncio.sleep(guard.seconds)
             if await guard.refresh():
@@ -282,7 +281,7 @@ def make_guard(path: str) -> "Guard":
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; every address means both families where the machine has both."""
+    """Open a listening socket; ``::`` is both families if the machine has both."""
     if host == "::":
         if socket.has_dualstack_ipv6():
             try:
@@ -290,7 +289,7 @@ def _listen(host: str, port: int) -> socket.socket:
             except OSError as problem:
                 if problem.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise
-        log.info("no IPv6 here, listening on IPv4")
+        log.info("no IPv6 on this machine, listening on IPv4")
         host = "0.0.0.0"  # noqa: S104 (asked for)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)

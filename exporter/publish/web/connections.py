@@ -1,9 +1,9 @@
-"""Connections of the web server, bounded in number, in time and in what they may send ahead.
+"""Connections of the web server, bounded in number, in time and in unread bytes.
 
-aiohttp limits a request's lines, not the time that they take to come: a client that sends half a request
-waits for ever. Here every connection has a deadline at all times, from the moment it is accepted: TLS begins
-afterwards, so that a handshake that fails is known at once and one that does not end can be ended. When too
-many are open the one that has been idle for longest makes room for the next.
+aiohttp limits the size of a request, not its duration: a client that sends half a request stays connected.
+Here every connection has a deadline from the moment it is accepted. TLS begins afterwards, so that a failed
+handshake is noticed at once and an endless one can be ended. If too many connections are open, the one that
+has been idle longest is closed for the next.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ __all__ = ["Connections"]
 
 log = logging.getLogger(__name__)
 
-# Some Prometheus servers, a page per person on call: two hundred are far more than ever look at one sidecar.
+# Some Prometheus servers and a page per person on call: two hundred are far more than one sidecar gets.
 MOST_CONNECTIONS: Final = 200
-# A request must be here whole in this time, and before it a TLS connection must be made in as much.
+# Time limit of a request, and before it of a TLS handshake.
 REQUEST_SECONDS: Final = 10.0
-# An answer must be taken in this time.
+# Time limit for reading an answer.
 ANSWER_SECONDS: Final = 30.0
-# Longer than scrapes are apart, so that they find their connection open.
+# Longer than the usual time between scrapes, so that they find their connection open.
 IDLE_SECONDS: Final = 130.0
-# Sent ahead of what has been answered; no request here has a body.
+# Bytes sent before the previous request is answered; no request here has a body.
 MOST_UNREAD: Final = 1 << 16
 _SWEEP_SECONDS: Final = 1.0
 
@@ -36,10 +36,10 @@ Protocols = Callable[[], asyncio.Protocol]
 
 
 class Connections:
-    """Makes the protocol of each connection, and ends those that hold the server up.
+    """Makes the protocol of each connection, and ends those that block the server.
 
     Attributes:
-        context: TLS settings of the connections to come, None for plain ones.
+        context: TLS settings of new connections, None for plain ones.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Connections:
         """Begin with none.
 
         Args:
-            protocols: makes what serves one connection.
+            protocols: makes the protocol that serves one connection.
             clock: monotonic seconds.
-            most: so many at once.
+            most: connections at once.
         """
         self.context: ssl.SSLContext | None = None
         self._protocols = protocols
@@ -66,14 +66,14 @@ class Connections:
         self._closed = False
 
     def __call__(self) -> asyncio.Protocol:
-        """The protocol of a connection that was just accepted."""
+        """Make the protocol of a connection that was just accepted."""
         return _Connection(self, self._protocols(), self._clock)
 
     @web.middleware
     async def middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Notes when a request has come whole, and when its answer is made."""
+        """Record when a request is complete, and when its answer is made."""
         connection = self._open.get(request.protocol)
         if connection is None:
             return await handler(request)
@@ -89,12 +89,12 @@ class Connections:
             connection.since = self._clock()
 
     def finish(self) -> None:
-        """Let every connection end after the answer that is under way."""
+        """End every connection after the answer that is under way."""
         for connection in list(self._open.values()):
             connection.finish()
 
     async def close(self) -> None:
-        """Take no more connections, and look after none any more; handshakes under way are given up."""
+        """Accept no more connections; handshakes under way are ended."""
         self._closed = True
         for connection in list(self._open.values()):
             if not connection.made:
@@ -106,7 +106,7 @@ class Connections:
             self._sweeper = None
 
     def opened(self, connection: "_Connection") -> bool:
-        """Take note of a connection; not of one too many."""
+        """Register a connection; returns False if there are too many."""
         if self._closed or (len(self._open) >= self._most and not self._make_room()):
             return False
         self._open[connection.protocol] = connection
@@ -115,7 +115,7 @@ class Connections:
         return True
 
     def secure(self, connection: "_Connection", plain: asyncio.Transport, context: "ssl.SSLContext") -> None:
-        """Make a connection that was accepted one of TLS."""
+        """Start TLS on a connection that was accepted."""
         plain.pause_reading()  # until TLS listens
         task = asyncio.get_running_loop().create_task(self._handshake(connection, plain, context))
         self._handshakes.add(task)
@@ -131,8 +131,8 @@ class Connections:
                     plain, connection, context, server_side=True, ssl_handshake_timeout=REQUEST_SECONDS
                 )
         except OSError:
-            pass  # no TLS, a version or a certificate that is refused, or gone: whose fault it is knows it
-        if secured is None:  # lost meanwhile
+            pass  # no TLS, a rejected version or certificate, or disconnected: the client gets the error
+        if secured is None:
             self.lost(connection)
         else:
             connection.begin(secured)
@@ -142,7 +142,7 @@ class Connections:
         self._open.pop(connection.protocol, None)
 
     def _make_room(self) -> bool:
-        """End a connection; half of the places are for those that have been answered before."""
+        """End a connection; half of the places are for clients that were answered before."""
         idle = [one for one in self._open.values() if not one.busy]
         if not self._full:
             log.warning("too many connections, ending idle ones most=%d", self._most)
@@ -167,11 +167,11 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to the protocol that serves the connection, and remembers since when it waits.
+    """Passes everything on to the protocol that serves the connection, and measures how long it waits.
 
     Attributes:
-        made: whether the protocol knows of the connection: with TLS once its handshake has ended.
-        last: whether it is to end after its next answer.
+        made: whether the protocol has the connection; with TLS after the handshake.
+        last: whether it ends after its next answer.
     """
 
     def __init__(self, owner: Connections, protocol: asyncio.Protocol, clock: Callable[[], float]) -> None:
@@ -188,7 +188,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def late(self, now: float) -> bool:
-        """Whether whoever is at the other end has taken too long."""
+        """Whether the client has exceeded a time limit."""
         if self.busy or self._transport is None:
             return False
         waited = now - self.since
@@ -197,7 +197,7 @@ class _Connection(asyncio.Protocol):
         return waited > (REQUEST_SECONDS if self.unread or not self.served else IDLE_SECONDS)
 
     def finish(self) -> None:
-        """End the connection, after the answer that is under way; after its first when it is being made."""
+        """End the connection after the answer under way; after its first one during a handshake."""
         if not self.made:
             self.last = True
         elif self.busy and isinstance(self.protocol, web.RequestHandler):
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
             self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
-        if not self.made:  # TLS hands over what came with the end of its handshake before that is told
+        if not self.made:  # bytes that arrived with the end of the TLS handshake
             self._early += data
             return
         if not self.unread and not self.busy:

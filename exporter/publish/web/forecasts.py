@@ -1,4 +1,4 @@
-"""``/api/v1/whatif``: a forecast when somebody asks for one, in a process of its own, one at a time."""
+"""``/api/v1/whatif``: forecasts on request, each in a process of its own, one at a time."""
 
 import asyncio
 import contextlib
@@ -23,15 +23,18 @@ _HEADERS: Final = {"Cache-Control": "no-store"}
 
 
 class Forecasts:
-    """Answers the question what each fix would do. Nothing runs while nobody asks."""
+    """Forecasts the effect of each fix. Nothing runs without a request.
+
+    Attributes:
+        config: thresholds, and the time limit of a forecast.
+    """
 
     def __init__(self, status: Callable[..., Mapping[str, Any]], config: WhatIfConfig) -> None:
         """Prepare.
 
         Args:
-            status: the state now, with what was asked of the engines; of the target of a name where one is
-                asked for. May raise LookupError.
-            config: thresholds, and how long a forecast may take.
+            status: the state of one target, by name, with the load of its engines. May raise LookupError.
+            config: as above.
         """
         self._status = status
         self.config = config
@@ -39,12 +42,12 @@ class Forecasts:
         self._busy = False
 
     async def answer(self, request: web.Request) -> web.Response:
-        """One GET: the forecast for ``?engine=NAME``, for the engine that preempts most without it.
+        """Answer one GET: the forecast for ``?engine=NAME``, by default for the engine that preempts most.
 
-        Where there are several targets ``?target=HOST:PORT`` says whose.
+        With several targets ``?target=HOST:PORT`` chooses one.
         """
         if self._busy:
-            return _refused(429, "a forecast is under way; one is made at a time", {"Retry-After": "10"})
+            return _error(429, "another forecast is under way", {"Retry-After": "10"})
         self._busy = True
         try:
             return await self._answer(request.query.get("engine"), request.query.get("target"))
@@ -53,29 +56,29 @@ class Forecasts:
 
     async def _answer(self, name: str | None, target: str | None = None) -> web.Response:
         try:
-            told = self._status() if target is None else self._status(target)
-            chosen, engine = choose_engine(told["targets"][0], name)
+            document = self._status() if target is None else self._status(target)
+            chosen, engine = choose_engine(document["targets"][0], name)
         except LookupError as problem:
-            return _refused(404, str(problem))
+            return _error(404, str(problem))
         limit = self.config.time_limit
         try:
-            found = await asyncio.wait_for(self._ask(_question(chosen, engine, self.config)), limit)
+            forecast = await asyncio.wait_for(self._run(_question(chosen, engine, self.config)), limit)
         except TimeoutError:
-            return _refused(504, f"the forecast took longer than {limit:g} s (whatif.time_limit)")
-        if found is None:
-            return _refused(500, "the forecast failed; the log says why")
-        if "error" in found:
-            return _refused(409, found["error"])
-        return web.json_response(found, headers=_HEADERS)
+            return _error(504, f"the forecast took longer than {limit:g} s (whatif.time_limit)")
+        if forecast is None:
+            return _error(500, "the forecast failed; see the exporter's log")
+        if "error" in forecast:
+            return _error(409, forecast["error"])
+        return web.json_response(forecast, headers=_HEADERS)
 
-    async def _ask(self, asked: bytes) -> dict[str, Any] | None:
-        """Let a process of its own do it; it does not outlive the question."""
+    async def _run(self, question: bytes) -> dict[str, Any] | None:
+        """Run the forecast in a process of its own, which does not outlive the request."""
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "exporter.simulation.worker", stdin=pipe, stdout=pipe, stderr=pipe
         )
         try:
-            out, err = await process.communicate(asked)
+            out, err = await process.communicate(question)
         finally:
             await self.stop()
         if process.returncode:
@@ -83,8 +86,8 @@ class Forecasts:
                 "forecast failed status=%d error=%r", process.returncode, err[-500:].decode(errors="replace")
             )
             return None
-        told: dict[str, Any] = json.loads(out)
-        return told
+        forecast: dict[str, Any] = json.loads(out)
+        return forecast
 
     async def stop(self) -> None:
         """End the forecast under way, if there is one."""
@@ -96,10 +99,10 @@ class Forecasts:
 
 
 def _question(name: str, engine: Mapping[str, Any], limits: WhatIfConfig) -> bytes:
-    """What `exporter.simulation.worker` is asked as a process. It is not imported: nobody may ever ask."""
-    asked = {key: engine.get(key) for key in ("load", "limits")}
-    return json.dumps({"engine": name, "status": asked, "limits": asdict(limits)}).encode()
+    """The input of `exporter.simulation.worker`, which runs as a process; most sidecars never need it."""
+    status = {key: engine.get(key) for key in ("load", "limits")}
+    return json.dumps({"engine": name, "status": status, "limits": asdict(limits)}).encode()
 
 
-def _refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> web.Response:
+def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.json_response({"error": why}, status=status, headers={**_HEADERS, **(headers or {})})
