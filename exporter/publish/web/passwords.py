@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 from collections import Counter, OrderedDict
-from typing import Any, Final, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
