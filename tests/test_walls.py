@@ -224,7 +224,7 @@ LAZY = {
     "commands/_progress.py": {"tqdm"},  # an extra
     "config/options.py": {"difflib"},  # for a misspelt key
     "publish/web/app.py": {"exporter"},  # the web configuration
-    "publish/web/webconfig.py": {"bcrypt"},  # an extra
+    "publish/web/passwords.py": {"bcrypt"},  # an extra
 }
 
 
