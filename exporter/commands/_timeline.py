@@ -8,6 +8,7 @@ from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.analysis.words import WORDS
 from exporter.config import Config, parse_facts
 from exporter.publish.status import engine_names
+from exporter.publish.terminal import inert
 from exporter.vllm.answers import from_header
 from exporter.vllm.recording import Header, read
 
@@ -50,7 +51,7 @@ def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetRe
 
 def describe_poll(t: float, reading: TargetReading) -> str:
     """Return a line per engine for people, for a poll at `t` seconds; a dash means unknown."""
-    state = "up" if reading.up else f"down ({_inert(reading.error or '')})"
+    state = "up" if reading.up else f"down ({inert(reading.error or '')})"
     engines = engine_names(reading)
     if not engines:
         return f"{t:9.1f}s  {state}"
@@ -58,10 +59,5 @@ def describe_poll(t: float, reading: TargetReading) -> str:
     for name, engine in engines.items():
         known = engine.signals.known()
         numbers = "  ".join(WORDS[signal].phrase(known.get(signal, "-")) for signal in _SIGNALS)
-        lines.append(f"{t:9.1f}s  {state}  engine {_inert(name)}  {numbers}")
+        lines.append(f"{t:9.1f}s  {state}  engine {inert(name)}  {numbers}")
     return "\n".join(lines)
-
-
-def _inert(text: str) -> str:
-    """Escape what a terminal would interpret."""
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]

@@ -12,7 +12,7 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.words import WORDS, number
 from exporter.publish.status import engine_names
 
-__all__ = ["Paint", "coloured", "headline", "plain", "report"]
+__all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
 
 Paint = Callable[[str, Severity], str]
 
@@ -65,7 +65,7 @@ def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
     for model, of_model in reading.models.items():
         for finding in of_model.findings:
             yield ""
-            yield f"Model {_inert(model)}: {paint(_title(finding), of_model.severity)}"
+            yield f"Model {inert(model)}: {paint(_title(finding), of_model.severity)}"
             yield f"  {table.findings[finding].summary}"
             yield from _todo(tuple(table.fixes[fix].action for fix in of_model.fixes))
 
@@ -83,7 +83,7 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     judgement = engine.judgement
     entry = table.verdicts[judgement.verdict]
     title = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
-    yield f"{_inert(engine.key.model)} engine {_inert(name)}: {title}"
+    yield f"{inert(engine.key.model)} engine {inert(name)}: {title}"
     yield f"  {entry.summary}"
     known = engine.signals.known()
     yield "  " + ", ".join(WORDS[name].phrase(known[name]) for name in _SHOWN_SIGNALS if name in known)
@@ -150,6 +150,6 @@ def _title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _inert(text: str) -> str:
-    """Replace control characters: names come from the server."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+def inert(text: str) -> str:
+    """Escape control characters, which a terminal would obey: names come from the server."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
