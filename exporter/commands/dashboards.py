@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.commands._grafana import TOKEN, Grafana, push
+from exporter.commands._grafana import TOKEN, Grafana
 from exporter.commands._outcome import CommandError, ExitStatus
 from exporter.config import Config
 from exporter.config.labels import is_label_name
@@ -86,8 +86,8 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
         token = os.environ.get(TOKEN, "").strip()
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise CommandError(f"{TOKEN}: expected visible ASCII characters without spaces, got others")
-        grafana = Grafana(options.grafana, token)
-        yield from push(grafana, documents.values(), options.folder, overwrite=options.overwrite)
+        with Grafana(options.grafana, token) as grafana:
+            yield from grafana.push(documents.values(), options.folder, overwrite=options.overwrite)
 
 
 def _chosen(options: argparse.Namespace) -> tuple[str, ...]:

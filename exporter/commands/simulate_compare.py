@@ -3,10 +3,11 @@
 import argparse
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from exporter.commands._outcome import ExitStatus, UsageError
-from exporter.commands._workload import read_text, read_workload
+from exporter.commands._workload import read_workload
 from exporter.config import Config
 from exporter.simulation.arrivals import Burst, Closed
 from exporter.simulation.run import Result, simulate
@@ -38,11 +39,12 @@ def run(options: argparse.Namespace, _config: Config) -> int:
     """Print the table.
 
     Raises:
-        UsageError: a file cannot be read or is invalid.
+        UsageError: a file is invalid.
+        OSError: a file cannot be read.
     """
     try:
         workload = read_workload(options.workload)
-        rows = list(csv.DictReader(read_text(options.runs).splitlines()))
+        rows = list(csv.DictReader(Path(options.runs).read_text(encoding="utf-8").splitlines()))
         missing = [name for name in _COLUMNS if not rows or rows[0].get(name) is None]
         if missing:
             raise UsageError(

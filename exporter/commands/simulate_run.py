@@ -112,6 +112,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
 
     Raises:
         UsageError: the options or the workload are invalid.
+        OSError: the workload cannot be read.
     """
     try:
         engine = Engine(**engine_changes(options))

@@ -97,7 +97,6 @@ def test_an_engine_that_is_stuck_says_so(simulate):
 
 
 REJECTED = {
-    ("--workload", "no/such/file.json"): "no such file or directory",
     ("--num-gpu-blocks", "1"): "num_gpu_blocks: ",
     ("--max-num-batched-tokens", "8"): "at least max_num_seqs",
     ("--arrivals", "poisson"): "needs --rate",
@@ -116,6 +115,12 @@ def test_invalid_options_are_status_2(simulate):
         if (status, out, err.count("\n")) != (2, "", 1) or expected not in err:
             failures.append((words, status, out, err))
     assert not failures
+
+
+def test_a_missing_workload_is_status_1(simulate):
+    """As any file that cannot be read."""
+    expected = "vllm-preemption-exporter: no/such/file.json: no such file or directory\n"
+    assert simulate("--workload", "no/such/file.json", "--num-gpu-blocks", "200") == (1, "", expected)
 
 
 @pytest.mark.parametrize("text", ["not json", "{}", '{"requests": [{}]}'])
