@@ -1,7 +1,15 @@
 """When engines of one model share their load badly."""
 
 import pytest
-from support.scenes import Stage, model_of, severities
+from support.loads import BUSY, FULL, NO_PAGE, POOL
+from support.scenes import (
+    Stage,
+    engine_of,
+    fixes,
+    model_of,
+    severities,
+    verdicts,
+)
 
 
 def shared(*loads, seconds=60, kv=None):
@@ -69,3 +77,36 @@ def test_an_engine_that_is_gone_is_no_idle_one():
     part = {"running": 20, "kv": 0.3, "tokens": 100, "finished": 1}
     stage.play(60, {"0": part, "1": part})
     assert model_of(stage.play(60, {"0": part})[-1]).findings == ()
+
+
+# Several engines.
+
+
+def test_an_engine_that_is_scaled_in_is_missing_and_its_sister_is_not_touched():
+    """The server answers without it: no values, a finding of the target, no page."""
+    stage = Stage(cache=POOL, engines=("0", "1"))
+    stage.play(60, {"0": BUSY, "1": BUSY})
+    scene = stage.play(60, {"0": BUSY})
+    assert verdicts(scene) == {"healthy"}
+    assert scene[-1].judgement.findings == ("engine_missing",)
+    assert engine_of(scene[-1], "1").signals.requests_running is None
+    assert severities(scene) <= NO_PAGE
+
+
+def test_an_imbalance_of_memory_with_equal_requests_is_one():
+    """Ten requests each, but all the long contexts sit on one engine."""
+    stage = Stage(cache=POOL, engines=("0", "1"))
+    scene = stage.play(90, {"0": FULL, "1": BUSY | {"kv": 0.1}})
+    assert model_of(scene[-1]).findings == ("dp_imbalance",)
+    assert fixes(scene[-1], "0")[0] == "balance_routing"
+
+
+@pytest.mark.parametrize(
+    ("most", "others", "unbalanced"), [(20, 2, True), (3, 2, False), (7, 0, False), (30, 28, False)]
+)
+def test_one_engine_of_eight_is_unbalanced_only_with_enough_requests_to_share(most, others, unbalanced):
+    """And a little more than the others have is no imbalance."""
+    stage = Stage(cache=POOL, engines=[str(number) for number in range(8)])
+    part = {name: BUSY | {"running": most if name == "3" else others, "kv": 0.3} for name in stage.players}
+    scene = stage.play(90, part)
+    assert (model_of(scene[-1]).findings == ("dp_imbalance",)) == unbalanced

@@ -1,0 +1,97 @@
+"""Hangs, deadlocks and long prefills; each scene has one right answer."""
+
+import pytest
+from support.loads import BUSY, DEADLOCK, FULL, LENGTHS, MEMORY, POOL, STALLED, UNFITTABLE, printing
+from support.scenes import (
+    Stage,
+    engine_of,
+    first,
+    fixes,
+    found,
+    sequence,
+    verdicts,
+)
+
+from exporter.analysis.conditions import Evidence
+
+# No progress.
+
+
+def test_a_multimodal_engine_that_cannot_schedule_has_its_encoder_checked():
+    """Nothing runs, three wait, KV is empty, and images were served."""
+    queries = 'vllm:mm_cache_queries_total{engine="0",model_name="demo-7b"} 55'
+    stage = Stage(cache=POOL, max_model_len=32_768, spell=printing(queries))
+    stage.play(60, **BUSY)
+    scene = stage.play(120, waiting=3, **LENGTHS)
+    assert sequence(scene) == ["healthy", DEADLOCK]
+    assert "check_encoder_cache" in fixes(scene[-1])
+    assert not MEMORY & {*fixes(scene[-1])}
+
+
+def test_a_request_that_can_never_fit_is_named_once_the_others_are_done():
+    """While one still runs it is a queue with room; it never looks healthy in between."""
+    stage = Stage(cache=POOL, max_model_len=131_072)
+    stage.play(100, running=4, kv=0.2, tokens=100, finished=0.2, **LENGTHS)
+    stage.play(100, running=4, waiting=lambda t: 1 + t / 20, kv=0.2, tokens=100, finished=0.04, **LENGTHS)
+    alone = stage.play(120, waiting=lambda t: 6 + t / 20, **LENGTHS)
+    assert sequence(stage.readings) == ["healthy", "queue_not_kv", UNFITTABLE]
+    assert first(alone, UNFITTABLE) <= 60
+    assert "max_model_len_exceeds_pool" in found(stage.readings[:1])
+    assert {"abort_request", "lower_max_model_len"} <= {*fixes(alone[-1])}
+
+
+def test_gauges_left_over_from_cancelled_requests_are_told_from_a_hang_by_a_probe():
+    """Twenty seem to run and nothing moves: critical, and the first thing to do is to ask the engine."""
+    stage = Stage(cache=POOL)
+    stage.play(60, **BUSY)
+    scene = stage.play(120, running=20, kv=0.5, **LENGTHS)
+    assert sequence(scene) == ["healthy", STALLED]
+    assert "stale_gauges" in found(scene[70:])
+    assert fixes(scene[-1])[0] == "send_probe_request"
+
+
+def test_a_hang_with_a_growing_queue_at_a_full_cache_is_a_stall_and_not_a_shortage():
+    """New requests pile up; the KV level is a fact beside."""
+    stage = Stage(cache=POOL)
+    stage.play(100, **FULL)
+    scene = stage.play(120, running=20, waiting=lambda t: t / 4, kv=0.97, **LENGTHS)
+    assert sequence(scene)[-1] == STALLED
+    assert first(scene, STALLED) <= 61
+    assert "stale_gauges" not in found(scene)
+    assert not MEMORY & {*fixes(scene[-1])}
+
+
+@pytest.mark.parametrize(
+    "kv", [lambda t: t / 400, lambda t: int(t / 20) / 20], ids=["steadily", "every 20 s"]
+)
+def test_a_prefill_of_five_minutes_is_healthy(kv):
+    """The step counter stands still, KV usage creeps up to three quarters: the prompt ends, and fits."""
+    stage = Stage(cache=POOL)
+    stage.play(30, **LENGTHS)
+    stage.play(300, running=1, kv=kv, **LENGTHS)
+    stage.play(60, running=1, kv=0.76, tokens=30, **LENGTHS)
+    assert verdicts(stage.readings) == {"healthy"}
+
+
+def test_the_first_request_of_a_cold_server_takes_its_time():
+    """Eight seconds of compiling before the first token."""
+    stage = Stage(cache=POOL)
+    stage.play(30)
+    stage.play(8, running=1, kv=0.01)
+    stage.play(30, running=1, kv=0.01, tokens=30)
+    assert verdicts(stage.readings) == {"healthy"}
+
+
+def test_gauges_that_come_with_the_first_request_are_not_missing_before_it_and_are_after():
+    """Several API server processes; later a gauge goes away for good."""
+    stage = Stage(cache=POOL, absent=["running", "waiting", "kv"])
+    assert verdicts(stage.play(60)) == {"healthy"}
+    stage.players["0"].absent = frozenset()
+    assert verdicts(stage.play(60, **BUSY)) == {"healthy"}
+    stage.players["0"].absent = frozenset(["kv"])
+    assert verdicts(stage.play(10, **BUSY)) == {"metrics_missing"}
+    last = engine_of(stage.readings[-1])
+    assert last.judgement.evidence == (Evidence("kv_usage", None, note="absent"),)
+    # The gauges cannot betray a preemption any more; none seen is not none.
+    assert last.signals.preemptions_inferred_per_second is None
+    assert last.signals.preemptions_per_second == 0
