@@ -32,6 +32,7 @@ def outcome(seed: int, kind: str | None = None) -> Outcome:
         judged.missed_page,
         judged.seconds,
         judged.flaps,
+        judged.warned,
         time.process_time() - start,
     )
 

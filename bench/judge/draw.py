@@ -26,6 +26,7 @@ class View:
         interval: Seconds between polls.
         jitter: Each poll is late by up to this many seconds.
         missed: Share of the polls that time out.
+        outage: First and last second of a time in which all of them do.
         since: Second of the first poll.
         api_servers: Processes behind the port.
     """
@@ -35,6 +36,7 @@ class View:
     interval: float = 1.0
     jitter: float = 0.0
     missed: float = 0.0
+    outage: tuple[float, float] | None = None
     since: float = 0.0
     api_servers: int = 1
 
@@ -146,10 +148,14 @@ class _Draw:
             facts["max_model_len"] = engine.max_model_len
         if told and engine.watermark:
             facts["watermark"] = engine.watermark
+        interval = self.pick(1.0, 1.0, 1.0, 1.0, 2.0, 5.0)
+        begin = self.even(20, self.calm + self.trouble - 30)
+        outage = (begin, begin + self.pick(1, 3, 4) * interval) if self.chance(0.15) else None
         return View(
             dialect,
             facts,
-            interval=self.pick(1.0, 1.0, 1.0, 1.0, 2.0),
+            interval=interval,
+            outage=outage,
             jitter=self.pick(0.0, 0.05, 0.3),
             missed=self.pick(0.0, 0.0, 0.0, 0.02),
             since=self.pick(0.0, 0.0, 0.0, 0.9 * self.calm),
@@ -261,6 +267,8 @@ def _load(
     capacity, running = requests_per_second(engine, prompts, outputs)
     now = drawn.even(*_PRESSURE[kind])
     before = min(now, drawn.even(0.15, 0.6))
+    if kind in _FAULTS and drawn.chance(0.5):
+        before = now  # the load stays as it is
     closed = kind == "impatient" or (kind not in ("prompts", "adapters") and drawn.chance(0.4))
     calm = Phase(drawn.calm, prompts=prompts, outputs=outputs)
     trouble = replace(calm, seconds=drawn.trouble)

@@ -46,7 +46,7 @@ def _scenario(scenario: Scenario) -> Iterator[str]:
     yield f"fault: {scenario.fault}"
     yield (
         f"seen as {view.dialect.version}, every {view.interval:g} s from {view.since:.0f} s,"
-        f" jitter {view.jitter:g}, missed {view.missed:g}, {view.api_servers} API servers,"
+        f" jitter {view.jitter:g}, missed {view.missed:g} and {view.outage}, {view.api_servers} API servers,"
         f" told {dict(view.facts)}"
     )
 

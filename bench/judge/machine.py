@@ -155,6 +155,8 @@ class Machine:
                     self._note_finished(live)
 
     def _sample(self, t: float) -> Sample:
+        if not self.up:
+            return Sample(t, 0, 0, 0, 0.0, *self._before)
         run, scheduler = self._run, self._run.scheduler
         gate, totals = run.gate, scheduler.totals
         deferred = gate.deferred if gate is not None else 0
@@ -228,7 +230,8 @@ class Machine:
     def _tight(self, _fault: Fault) -> None:
         self._run.scheduler.return_blocks(self._leaked)
 
-    def _freeze(self, _fault: Fault) -> None:
+    def _freeze(self, fault: Fault) -> None:
+        self._sample(fault.at)  # the gauges of the last step stay
         self._frozen = True
 
     def _thaw(self, fault: Fault) -> None:
@@ -245,8 +248,8 @@ class Machine:
         self._run.scheduler.return_blocks(0)
 
     def _go_down(self, _fault: Fault) -> None:
-        self.up = False
         self._before = self._counts()
+        self.up = False
 
     def _come_up(self, fault: Fault) -> None:
         now = nanoseconds(fault.at + fault.factor)

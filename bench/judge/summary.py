@@ -1,7 +1,7 @@
 """Figures over many trials, as text for a terminal and for docs/judgement.md."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ class Outcome(NamedTuple):
     missed_page: bool
     seconds: float | None
     flaps: int
+    warned: str
     cpu: float
 
 
@@ -94,8 +95,16 @@ def _figures(outcomes: Sequence[Outcome]) -> list[str]:
         f"| scenarios with a missed page | {summary.missed_pages:.1%} | at most 1 % |",
         f"| median time from the trouble to the right verdict | {seconds} | at most 20 s |",
         f"| median changes of the verdict after the first | {summary.flaps:g} | at most 1 |",
+        f"| scenarios with a shorter false critical verdict | {_share(o.blinked for o in outcomes)} | |",
+        f"| scenarios with a warning in the calm before | {_share(bool(o.warned) for o in outcomes)} | |",
+        f"| processor time per scenario | {summary.cpu:.2f} s | at most 0.9 s |",
         "",
     ]
+
+
+def _share(flags: Iterable[bool]) -> str:
+    found = list(flags)
+    return f"{sum(found) / len(found):.1%}"
 
 
 def _matrix(outcomes: Sequence[Outcome]) -> list[str]:
@@ -139,6 +148,9 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
         ("missed page", [o.seed for o in outcomes if o.missed_page]),
     ):
         lines.append(f"* {title}: {_listed(chosen)}")
+    for verdict, _ in Counter(o.warned for o in outcomes if o.warned).most_common():
+        seeds = [o.seed for o in outcomes if o.warned == verdict]
+        lines.append(f"* warned in the calm by `{verdict}`: {_listed(seeds)}")
     wrong: dict[tuple[str, str], list[int]] = {}
     for o in outcomes:
         if not o.right:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from bench.judge.draw import Scenario, draw
 from bench.judge.machine import Machine, Sample
-from bench.judge.truth import Truth, truth_of
+from bench.judge.truth import Truth, page_is_justified, truth_of
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
 from exporter.simulation.settings import Engine
@@ -46,6 +46,7 @@ class Trial:
         missed_page: Whether a page was due and did not come.
         seconds: From the onset of the trouble to the first right verdict; None without trouble, or never.
         flaps: Changes of the verdict in the trouble phase after the first one.
+        warned: A verdict of at least a warning that lasted half a minute before the trouble, or nothing.
         others: Verdicts at the end of the engines that are not in trouble.
         said: All that was said of the first engine.
         samples: Its state at each second.
@@ -61,6 +62,7 @@ class Trial:
     missed_page: bool
     seconds: float | None
     flaps: int
+    warned: str
     others: tuple[str, ...]
     said: tuple[Said, ...]
     samples: tuple[Sample, ...]
@@ -135,7 +137,8 @@ def play(scenario: Scenario) -> tuple[list[list[Said]], list[Sample]]:
         states = [machine.until(late) for machine in server.machines]
         samples.append(states[0])
         if t >= view.since:
-            reading = _poll(pipeline, server, late, missed=dice.random() < view.missed)
+            out = view.outage is not None and view.outage[0] <= t <= view.outage[1]
+            reading = _poll(pipeline, server, late, missed=dice.random() < view.missed or out)
             for number, lines in enumerate(said):
                 lines.append(_said(reading, number))
         t += view.interval
@@ -165,9 +168,13 @@ def trial(seed: int, kind: str | None = None) -> Trial:
     verdict = first[-1].verdict
     lead = [s for s in first if s.t < scenario.calm]
     trouble = [s for s in first if s.t >= scenario.calm]
-    false_spans = _critical_spans(lead if truth.page != "false" else first)
+    false_spans = [
+        end - begin
+        for begin, end in _critical_times(first)
+        if not _may_page(scenario, truth, samples, begin, end)
+    ]
     for other in said[1:]:
-        false_spans += _critical_spans(other)
+        false_spans += [end - begin for begin, end in _critical_times(other)]
     others = tuple(lines[-1].verdict for lines in said[1:])
     return Trial(
         seed,
@@ -180,6 +187,7 @@ def trial(seed: int, kind: str | None = None) -> Trial:
         truth.page == "due" and trouble[-1].severity != "critical",
         _seconds(truth, trouble),
         _flaps(truth, trouble),
+        _warned(lead),
         others,
         tuple(first),
         tuple(samples),
@@ -190,18 +198,38 @@ def _is_calm(verdict: str) -> bool:
     return verdict in ("healthy", "kv_full_ok", "preemption_light")
 
 
-def _critical_spans(said: Sequence[Said]) -> list[float]:
-    """Return how long each critical time lasted."""
-    spans, since = [], None
+def _may_page(scenario: Scenario, truth: Truth, samples: Sequence[Sample], begin: float, end: float) -> bool:
+    """Whether a critical verdict in a time is justified."""
+    if begin >= scenario.calm and (truth.page != "false" or scenario.kind == "restart"):
+        return True
+    return page_is_justified(scenario, samples, begin, end)
+
+
+def _critical_times(said: Sequence[Said]) -> list[tuple[float, float]]:
+    """Return when each critical time began and ended."""
+    times, since = [], None
     for now in said:
         if now.severity == "critical":
             since = now.t if since is None else since
         elif since is not None:
-            spans.append(now.t - since)
+            times.append((since, now.t))
             since = None
     if since is not None:
-        spans.append(said[-1].t - since)
-    return spans
+        times.append((since, said[-1].t))
+    return times
+
+
+def _warned(lead: Sequence[Said]) -> str:
+    """Return the first verdict of at least a warning that lasted half a minute, or nothing."""
+    since: Said | None = None
+    for now in lead:
+        if now.severity not in ("warning", "critical"):
+            since = None
+        elif since is None or since.verdict != now.verdict:
+            since = now
+        elif now.t - since.t >= HOLD:
+            return now.verdict
+    return ""
 
 
 def _seconds(truth: Truth, trouble: Sequence[Said]) -> float | None:

@@ -9,7 +9,7 @@ from bench.judge.draw import Scenario
 from bench.judge.machine import Machine, Sample
 from exporter.simulation.settings import Engine
 
-__all__ = ["Figures", "Truth", "enlarged", "truth_of"]
+__all__ = ["Figures", "Truth", "enlarged", "page_is_justified", "truth_of"]
 
 # The truth is that of the last seconds of the trouble phase, at whose end the verdict is read.
 WINDOW: Final = 60.0
@@ -27,6 +27,8 @@ HARM: Final = 0.2
 _STORM: Final = 0.4
 # So much work done twice makes a storm of preemptions.
 _AGAIN: Final = 0.25
+# Less work than this share of what could be done is a standstill.
+_STANDSTILL: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ _CERTAIN: Final = {
     "unfittable": ({"unfittable_request", "scheduler_deadlock"}, "due"),
     "down": ({"unreachable"}, "due"),
 }
-_CALM: Final = frozenset({"healthy", "kv_full_ok", "runaway_generation"})
+_CALM: Final = {"healthy", "kv_full_ok", "runaway_generation"}
 
 
 def truth_of(scenario: Scenario, samples: Sequence[Sample]) -> Truth:
@@ -234,6 +236,8 @@ def _family(
         return "none"
     if scenario.fault is not None and scenario.fault.kind == "slow" and _slows(base, changed["fault"]):
         return "fault"
+    if base.finished <= 0 and base.running >= _QUEUE and ample.finished > 0:
+        return max(scores, key=scores.__getitem__)
     waits = base.waiting >= _QUEUE and base.waiting - ample.waiting >= _LOST * max(1.0, base.running)
     lost = base.waiting >= _QUEUE and _harm(base, ample) >= _LOST
     if not waits and not lost:
@@ -252,13 +256,13 @@ def _causes(family: str, scores: dict[str, float]) -> set[str]:
     if family == "none":
         return {"none"}
     best = scores.get(family, 0.0)
-    near = _NEAR if best > _ALONE else best / 2
+    near = max(_NEAR, best / 3) if best > _ALONE else best / 2
     return {family, *(name for name, score in scores.items() if score >= best - near and score > 0.05)}
 
 
 def _verdicts(
     cause: str, scenario: Scenario, base: Figures, harm: float, trouble: Sequence[Sample]
-) -> frozenset[str]:
+) -> set[str]:
     """Return the verdicts that name a cause."""
     facts, version = scenario.view.facts, scenario.view.dialect.number
     preempts = trouble[-1].preemptions > trouble[0].preemptions
@@ -267,9 +271,9 @@ def _verdicts(
         rising = {"kv_pressure_rising"} if base.kv_peak > 0.93 else set()
         return _CALM | light | rising
     if cause == "seats":
-        return frozenset({"seat_bound"} if "max_num_seqs" in facts else {"queue_not_kv"})
+        return {"seat_bound"} if "max_num_seqs" in facts else {"queue_not_kv"}
     if cause == "compute":
-        return frozenset({"prefill_bound", "queue_not_kv"})
+        return {"prefill_bound", "queue_not_kv"}
     if cause == "pool":
         found = {"kv_bound"}
         if base.preempted >= _STORM:
@@ -277,23 +281,47 @@ def _verdicts(
         if harm <= HARM or base.waiting < 2:
             found |= light
             found.add("kv_full_ok")
-        return frozenset(found)
+        return found
     kind = scenario.fault.kind if scenario.fault is not None else ""
     if kind == "slow":
-        return frozenset({"decode_slow"})
+        return {"decode_slow"} if base.finished else {"decode_slow", "engine_stalled"}
+    if kind == "connector" and base.kv_peak > 0.9:
+        return {"deferred_wait", "kv_bound", *({"scheduler_deadlock"} if base.running < 1 else ())}
     if kind == "leak":
-        return frozenset({"kv_bound", "scheduler_deadlock", "unfittable_request", "preemption_thrash"})
-    return frozenset({"deferred_wait"} if version >= (0, 20) else {"queue_not_kv"})
+        still = {"engine_stalled"} if base.finished <= 0 else set()
+        return still | {"kv_bound", "scheduler_deadlock", "unfittable_request", "preemption_thrash"}
+    return {"deferred_wait"} if version >= (0, 20) else {"queue_not_kv"}
+
+
+def page_is_justified(scenario: Scenario, samples: Sequence[Sample], begin: float, end: float) -> bool:
+    """Whether work was lost, or requests stayed long, in a time around a page.
+
+    Args:
+        scenario: The scenario.
+        samples: The first engine's, as it was.
+        begin: Second at which a verdict became critical.
+        end: Second at which it was critical last.
+    """
+    begin = max(0.0, begin - LEAD)
+    base = figures([s for s in samples if s.t <= end], scenario.engine, begin)
+    if base.finished <= 0 and base.running < 0.5 and base.waiting < 0.5:
+        return False
+    ample = scenario.engine
+    for name in ("pool", "seats", "compute"):
+        ample = enlarged(ample, name)
+    machine = Machine(ample, scenario.traffic[0])
+    unhindered = [machine.until(s.t) for s in samples if s.t <= end]
+    return _page("any", base, figures(unhindered, scenario.engine, begin)) != "false"
 
 
 def _page(family: str, base: Figures, ample: Figures) -> str:
     """Return whether a page is due, allowed or false."""
     if family == "none":
         return "false"
-    nothing = base.finished <= 0
+    nothing = base.finished <= 0 and ample.finished > 0
     harmed = _harm(base, ample) > HARM
     storm = family == "pool" and base.preempted >= 2 * _STORM and base.again >= _AGAIN
-    if (nothing and base.running < 0.5 and base.waiting >= 1) or (storm and harmed):
+    if (nothing and base.work < _STANDSTILL * ample.work) or (storm and harmed):
         return "due"
     slower = base.waiting + base.running > 2 * (ample.waiting + ample.running)
     return "allowed" if nothing or harmed or slower else "false"

@@ -129,13 +129,16 @@ class ConnectorLoads:
         return self._ready[0][0] if self._ready else None
 
     def release(self, now: int) -> list[Arrival]:
-        """Begin loads that fit into the free blocks; let out the requests whose load is complete."""
+        """Begin loads that fit into the free blocks; let out the requests whose load is complete.
+
+        No load begins while a request waits in the scheduler, for that one came first and needs blocks too.
+        """
         passing = []
         while (at := self.next_at()) is not None and at <= now:
             request, arrival, blocks = self._loading.pop(heapq.heappop(self._ready)[1])
             self._scheduler.return_blocks(blocks)
             passing.append((request, arrival))
-        while self._queue:
+        while self._queue and not passing and not self._scheduler.waiting:
             request, arrival = self._queue[0]
             blocks = self._scheduler.kv.blocks(request.prompt_tokens)
             if not self._scheduler.hold_blocks(blocks):
