@@ -49,7 +49,9 @@ ROOMS = {
     "net": Room(("exporter.config",), OUTSIDE - CLOCK, ("aiohttp", "yarl")),
     "config": Room((), OUTSIDE - HTTP - CLOCK, ("yaml",)),
     "vllm": Room(
-        ("exporter.__version__", "exporter.config", "exporter.net"), OUTSIDE - CLOCK, ("aiohttp", "yarl")
+        ("exporter.__version__", "exporter.config", "exporter.net"),
+        OUTSIDE - CLOCK,
+        ("aiohttp", "multidict", "yarl"),
     ),
     "analysis": Room(
         ("exporter.config", "exporter.vllm.answers", "exporter.vllm.exposition", "exporter.vllm.names"),

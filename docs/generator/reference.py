@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from docs.generator.options import options_table
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import HEALTHY, ORDER, Condition
-from exporter.config import reference
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, MetricRow
 from exporter.vllm.names import CACHE_LABEL_SINCE, NAMES, Name
 
@@ -134,7 +134,7 @@ _TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "fixes": fix_table,
     "metrics": metric_table,
     "exporter metrics": own_metric_table,
-    "configuration": reference,
+    "configuration": options_table,
     "replicas": replica_table,
     "versions": version_table,
     "version labels": version_label_table,

@@ -1,7 +1,7 @@
 """The configuration: the one table of options, and how it is loaded from flags, environment and a YAML file.
 
 To add an option add a line to one of the dataclasses in ``sections.py``; flag, environment variable, key in
-the file, checks, `reference` and `describe` follow from it. ``options.py`` explains how.
+the file, checks and `describe` follow from it. ``options.py`` explains how.
 """
 
 from exporter.config.facts import FACTS, Fact, as_number, parse_facts
@@ -25,7 +25,7 @@ from exporter.config.sections import (
     WebFileConfig,
     WhatIfConfig,
 )
-from exporter.config.showing import add_flags, describe, flags_given, reference
+from exporter.config.showing import add_flags, describe, flags_given
 from exporter.config.table import OPTIONS
 
 __all__ = [
@@ -33,5 +33,5 @@ __all__ = [
     "Config", "ConfigError", "DnsTargetsConfig", "EngineConfig", "Fact", "FileTargetsConfig",
     "LogConfig", "Option", "PollConfig", "Secret", "TargetConfig", "TlsConfig", "WebConfig",
     "WebFileConfig", "WhatIfConfig", "add_flags", "as_number", "describe", "flags_given", "load",
-    "parse_facts", "read_url", "reference",
+    "parse_facts", "read_url",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shows the configuration: as flags with their help, as a table, as a file."""
+"""Shows the configuration: as flags with their help, and as a file."""
 
 import argparse
 from collections.abc import Mapping
@@ -6,7 +6,6 @@ from typing import Any
 
 import yaml
 
-from exporter.config.facts import FACTS
 from exporter.config.options import BOOLEAN, Option, plain
 from exporter.config.sections import (
     AlertmanagerConfig,
@@ -19,9 +18,9 @@ from exporter.config.sections import (
     WebConfig,
     WhatIfConfig,
 )
-from exporter.config.table import BY_KEY, FILE, FOUND, OPTIONS, in_file
+from exporter.config.table import BY_KEY, FILE, OPTIONS
 
-__all__ = ["add_flags", "describe", "flags_given", "reference"]
+__all__ = ["add_flags", "default_text", "describe", "flags_given"]
 
 # The sections' descriptions in the help.
 _SECTIONS: Mapping[str, str | None] = {
@@ -49,7 +48,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         section_name = row.key.partition(".")[0]
         if section_name not in groups:
             groups[section_name] = parser.add_argument_group(section_name, _SECTIONS.get(section_name))
-        text = f"{row.help} (default: {_default(row)}; environment: {row.env})"
+        text = f"{row.help} (default: {default_text(row)}; environment: {row.env})"
         # A flag that load() rejects is still parsed: argparse would repeat an unknown flag with its secret.
         usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
         metavar = row.kind.name if "|" in row.kind.name else row.kind.name.upper()
@@ -64,29 +63,12 @@ def flags_given(arguments: argparse.Namespace) -> dict[str, str]:
     return {key: value for key in BY_KEY if (value := getattr(arguments, key, None)) is not None}
 
 
-def _default(row: Option) -> str:
+def default_text(row: Option) -> str:
+    """The default of an option as a text; ``none`` without one."""
     if row.default is None or row.default in ({}, (), ""):
         return "none"
     value = row.kind.show(row.default)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def reference() -> str:
-    """Return a Markdown table of all options, and of the facts that a target's `config` may hold."""
-    lines = [_row("key in the file", "flag", "environment", "default", "help", "value"), "|---" * 6 + "|"]
-    for row in OPTIONS:
-        flag = f"`{row.flag}`" if row.has_flag else "-"
-        env = f"`{row.env}`" if row.has_env else "-"
-        lines.append(_row(f"`{in_file(row.key)}`", flag, env, _default(row), row.help, row.kind.wanted))
-    lines += [_row(f"`{row.key}`", "-", "-", _default(row), row.help, row.kind.wanted) for row in FOUND]
-    for fact in FACTS.values():
-        key = f"`targets[0].config.{fact.key}`"
-        lines.append(_row(key, "-", "-", _default(fact), fact.help, fact.kind.wanted))
-    return "\n".join(lines) + "\n"
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def describe(config: Config) -> str:

@@ -1,17 +1,11 @@
 """All options in one table, by key and by environment variable."""
 
 from exporter.config.options import TEXT, Option, options_of
-from exporter.config.sections import Config, DnsTargetsConfig, FileTargetsConfig, TargetConfig
+from exporter.config.sections import Config, TargetConfig
 
-__all__ = ["BY_ENV", "BY_KEY", "FILE", "FOUND", "OPTIONS", "in_file"]
+__all__ = ["BY_ENV", "BY_KEY", "FILE", "OPTIONS", "in_file"]
 
 OPTIONS: tuple[Option, ...] = (*options_of(TargetConfig, "target."), *options_of(Config, ""))
-
-# The options of discovery, which only a file can hold.
-FOUND: tuple[Option, ...] = (
-    *options_of(DnsTargetsConfig, "targets_dns[0]."),
-    *options_of(FileTargetsConfig, "targets_file_sd[0]."),
-)
 
 FILE = Option("config.file", TEXT, None, "YAML file with options; flags and environment override it")
 

@@ -1,4 +1,4 @@
-"""How log lines look: logfmt or JSON, one line each, on standard error."""
+"""The format of log lines: logfmt or JSON, on standard error."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ __all__ = ["set_up"]
 
 
 class _Formatter(logging.Formatter):
-    """Fields of a line in the order in which they are read."""
+    """Collects the fields of a line, in order."""
 
     def _fields(self, record: logging.LogRecord) -> dict[str, str]:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -42,7 +42,7 @@ def set_up(level: str, form: str) -> None:
     """Send all log lines to standard error.
 
     Args:
-        level: least level that is logged: ``debug``, ``info``, ``warning`` or ``error``.
+        level: lowest level that is logged: ``debug``, ``info``, ``warning`` or ``error``.
         form: ``logfmt`` or ``json``.
     """
     handler = logging.StreamHandler(sys.stderr)

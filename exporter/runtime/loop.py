@@ -12,24 +12,24 @@ T = TypeVar("T")
 
 
 class _DaemonThreads(ThreadPoolExecutor):
-    """Runs each call in a thread that nobody waits for when the process ends.
+    """Runs each call in a thread that the end of the process does not wait for.
 
-    asyncio looks names up in threads; a name server that does not answer holds one for half a minute,
-    and the usual executor would keep a stopped sidecar alive for as long. aiohttp never looks the same
-    name up twice at a time, so there are few threads.
+    asyncio looks names up in threads. A name server that does not answer blocks one for half a minute, and
+    the usual executor would keep a stopped sidecar alive that long. aiohttp never looks the same name up
+    twice at a time, so there are few threads.
     """
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
 
         def call() -> None:
-            # Marked as running it cannot be cancelled any more: a caller that gave up would else make
-            # setting the result an error, and each look-up that comes too late a traceback on the terminal.
+            # A running future cannot be cancelled. Otherwise setting a result for a caller that gave up would
+            # raise, and each late look-up would print a traceback.
             if not future.set_running_or_notify_cancel():
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as problem:  # noqa: BLE001 (it is the caller's, whatever it is)
+            except BaseException as problem:  # noqa: BLE001 (every error is the caller's)
                 future.set_exception(problem)
             else:
                 future.set_result(result)

@@ -1,8 +1,7 @@
 """The HTTP client of one vLLM server: bounded GETs, one after another, on one kept-alive connection.
 
-Whatever the server does, `MetricsClient.fetch` answers with a value within the poll's time-out: the body, or
-one of a few named errors. Nothing the operator keeps secret (tokens, header values, credentials in the URL)
-ever leaves through an `Answer`.
+Whatever the server does, `MetricsClient.fetch` returns within the poll's time-out: the body, or one of a few
+named errors. An `Answer` never holds a secret of the operator (tokens, header values, credentials in a URL).
 """
 
 import asyncio
@@ -14,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
 from exporter import __version__
@@ -29,18 +29,18 @@ _MAX_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_DETAIL = 200
 _CLOSED = "the client is closed"
-# Room for a whole body of the usual size, so that reading it does not pause and resume the transport.
+# A whole body of the usual size, so that reading it does not pause and resume the transport.
 _READ_BUFFER = 262_144
-_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib tells the two apart by the first bytes
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which by the first bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one GET brought: exactly one of ``body`` and ``error`` is not None.
+    """The result of one GET: exactly one of ``body`` and ``error`` is not None.
 
     Attributes:
         body: The decoded body, at most ``max_body_bytes`` long.
-        error: A key of `REASONS`, or ``http_<status>``.
+        error: A key of `exporter.net.errors.REASONS`, or ``http_<status>``.
         detail: One short line for a person; never a header's value, a token or a URL's credentials.
         seconds: How long it took, redirects and decoding included.
         content_type: The Content-Type of the answer, as sent.
@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class JsonAnswer:
-    """What one GET of a JSON endpoint brought: ``value`` counts only while ``error`` is None.
+    """The result of one GET of a JSON endpoint: ``value`` is valid only if ``error`` is None.
 
     Attributes:
         value: The parsed JSON (which may be None for ``null``).
@@ -73,11 +73,11 @@ class JsonAnswer:
 class MetricsClient:
     """Fetches from one target, with one session and one kept-alive connection.
 
-    Nothing is opened before the first fetch. A connection that the server closed while it lay idle is
-    replaced without an error: aiohttp itself sends an idempotent request once more on a fresh one.
+    Opens nothing before the first fetch. A connection that the server closed while it was idle is replaced
+    without an error: aiohttp itself repeats an idempotent request on a new one.
 
     Args:
-        target: Where to fetch from, and with which credentials.
+        target: The address and credentials.
         poll: The time-out of a whole fetch and the largest body accepted.
     """
 
@@ -99,7 +99,7 @@ class MetricsClient:
 
         Args:
             path: A reference such as ``/version`` or ``/server_info?config_format=json``. It is resolved
-                against the target's URL, so ``version`` stays beside the metrics under a path prefix.
+                against the target's URL, so ``version`` stays next to the metrics under a path prefix.
         """
         answer = await self._ask(path)
         if answer.body is None:
@@ -116,27 +116,27 @@ class MetricsClient:
         await self._drop_session()
 
     async def _ask(self, path: str | None) -> Answer:
-        """Turns one GET and all that may go wrong with it into a value."""
+        """Sends one GET and turns every error into a value."""
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
             # One limit over everything: name resolution, connecting, all redirects and the body.
             async with asyncio.timeout(self._timeout):
                 body, content_type = await self._get(path)
-        except Exception as problem:  # noqa: BLE001  # the contract: whatever happens becomes an answer
+        except Exception as problem:  # noqa: BLE001  # every error becomes an answer
             error, detail = explain(problem)
             detail += self._hint(error)
-            if self._closed:  # while the fetch was under way: what aiohttp raises then is chance
+            if self._closed:  # during the fetch: aiohttp may raise anything then
                 error, detail = "unreachable", _CLOSED
         else:
             return Answer(body, None, "", clock() - start, content_type)
         if error == "tls":
-            # Certificates get renewed on disk: the next fetch shall read them again.
+            # Certificates are renewed on disk: the next fetch must read them again.
             await self._drop_session()
         return Answer(None, error, detail[:_MAX_DETAIL], clock() - start)
 
     def _hint(self, error: str) -> str:
-        """Adds to a detail what this target's settings tell about the error."""
+        """Explains an error from this target's settings, as an addition to its detail."""
         if error == "timeout":
             return f" (within {self._timeout:g} s)"
         if (
@@ -144,12 +144,12 @@ class MetricsClient:
             and self._target.url.startswith("https:")
             and not self._target.tls.cert_file
         ):
-            # Servers made with asyncio, vLLM's too, refuse that way, without a word of TLS.
+            # Servers made with asyncio, such as vLLM's, close without a TLS alert.
             return " (perhaps it wants a client certificate)"
         return ""
 
     async def _get(self, path: str | None) -> tuple[bytes, str]:
-        """GETs the metrics, or what lies at ``path``, following redirects within the origin."""
+        """GETs the metrics, or another ``path``, following redirects within the origin."""
         session, url = self._opened or self._open()
         token = self._token_file
         headers = {} if token is None else {"Authorization": _bearer(token.read())}
@@ -170,7 +170,7 @@ class MetricsClient:
         raise RefusedError("redirect", f"more than {_MAX_REDIRECTS} redirects")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Reads the body, and decodes it, without ever holding much more than the limit."""
+        """Reads and decodes the body, without holding much more than the limit."""
         left = self._limit
         announced = response.content_length
         if announced is not None and announced > left:
@@ -184,8 +184,8 @@ class MetricsClient:
                     raise _too_large(self._limit)
                 pieces.append(piece)
         except asyncio.CancelledError as exc:
-            # aiohttp closes the connection over a malformed chunk without telling the reader of the body,
-            # who then waits in vain: give the time-out its true cause.
+            # aiohttp closes the connection after a malformed chunk without an error for the body's reader,
+            # which then times out: give the time-out its true cause.
             if _lost(response):
                 raise exc from aiohttp.ClientPayloadError("malformed chunk")
             raise
@@ -194,7 +194,7 @@ class MetricsClient:
         return body if encoding is None else _decode(body, encoding, self._limit)
 
     def _open(self) -> tuple[aiohttp.ClientSession, URL]:
-        """Makes the session, and the URL to ask it for, with all that stays the same from fetch to fetch."""
+        """Makes the session and its URL, with everything that stays the same from fetch to fetch."""
         if self._closed:
             raise RefusedError("unreachable", _CLOSED)
         url, headers = _bare(self._target.url), _fixed_headers(self._target)
@@ -222,38 +222,33 @@ def _bearer(token: str) -> str:
     if not token:
         raise RefusedError("protocol", "the bearer token is empty")
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise RefusedError("protocol", "the bearer token holds a space or a character no header can carry")
+        raise RefusedError("protocol", "the bearer token has a space or a character that no header can carry")
     return f"Bearer {token}"
 
 
-def _fixed_headers(target: TargetConfig) -> dict[str, str]:
-    """Collects the headers of every request; the operator's own ones win over the defaults."""
-    headers = {
-        "Accept": _ACCEPT_METRICS,
-        # Compressing costs the server more than the few bytes cost the network.
-        "Accept-Encoding": "identity",
-        "User-Agent": f"vllm-preemption-exporter/{__version__}",
-    }
+def _fixed_headers(target: TargetConfig) -> CIMultiDict[str]:
+    """Collects the headers of every request; the operator's own override the defaults."""
+    headers = CIMultiDict(
+        {
+            "Accept": _ACCEPT_METRICS,
+            # Compressing costs the server more than the few bytes cost the network.
+            "Accept-Encoding": "identity",
+            "User-Agent": f"vllm-preemption-exporter/{__version__}",
+        }
+    )
     url = URL(target.url)
     if url.user is not None or url.password is not None:
         pair = f"{url.user or ''}:{url.password or ''}"
         headers["Authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
     for name, value in target.headers.items():
-        _set(headers, name, value.reveal())
+        headers[name] = value.reveal()
     if target.bearer_token is not None:
-        _set(headers, "Authorization", _bearer(target.bearer_token.reveal()))
+        headers["Authorization"] = _bearer(target.bearer_token.reveal())
     return headers
 
 
-def _set(headers: dict[str, str], name: str, value: str) -> None:
-    """Puts a header in place of any that has the same name in another spelling."""
-    for known in [known for known in headers if known.lower() == name.lower()]:
-        del headers[known]
-    headers[name] = value
-
-
 def _bare(url: str) -> URL:
-    """Parses the target's URL without its credentials: they travel in a header."""
+    """Parses the target's URL without its credentials, which go into a header."""
     try:
         bare = URL(url).with_user(None)
     except ValueError:
@@ -280,15 +275,15 @@ def _resolve(base: URL, reference: str) -> URL:
         url = base.join(URL(reference)).with_user(None)
         origin = url.origin()
     except ValueError as exc:
-        raise RefusedError("redirect", "redirected to something that is not a web address") from exc
+        raise RefusedError("redirect", "redirected to an invalid address") from exc
     if origin != base.origin():
-        # Not named: a server may send back in it what it was sent.
-        raise RefusedError("redirect", "redirected to another origin, which is not followed")
+        # Not named: the address may repeat what the server was sent.
+        raise RefusedError("redirect", "redirected to another origin")
     return url
 
 
 def _lost(response: aiohttp.ClientResponse) -> bool:
-    """Tells whether the connection went away although the body has not ended."""
+    """Returns whether the connection was lost before the end of the body."""
     connection = response.connection
     protocol = connection.protocol if connection is not None else None
     return protocol is not None and not protocol.is_connected()
@@ -299,7 +294,7 @@ def _too_large(limit: int) -> RefusedError:
 
 
 def _status_detail(status: int) -> str:
-    """Names a status in the standard's words: the server's own might repeat what it was sent."""
+    """Names a status in the standard's words: the server's own might repeat a secret."""
     try:
         return f"HTTP {status} {HTTPStatus(status).phrase}"
     except ValueError:
@@ -307,7 +302,7 @@ def _status_detail(status: int) -> str:
 
 
 def _decode(body: bytes, encoding: str, limit: int) -> bytes:
-    """Undoes gzip or zlib, stopping at the limit."""
+    """Decompresses gzip or zlib, up to the limit."""
     name = encoding.strip().lower()
     if name in {"", "identity"}:
         return body
@@ -320,7 +315,7 @@ def _decode(body: bytes, encoding: str, limit: int) -> bytes:
         raise RefusedError("bad_encoding", "the compressed body is damaged") from exc
     if len(plain) > limit:
         raise _too_large(limit)
-    # A second member is refused too: no metrics server sends one, and very many make a slow bomb.
+    # A second member is rejected too: no metrics server sends one, and very many make a slow bomb.
     if not decoder.eof or decoder.unused_data:
         raise RefusedError("bad_encoding", "the compressed body is cut off or has bytes after its end")
     return plain

@@ -222,7 +222,7 @@ def test_a_metric_that_cannot_be_built_costs_itself_only(caplog):
     assert [good - names(text) for text in texts] == [gone] * 3
     assert failures == ["kv_usage_polled_ratio"] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "metric could not be built name=kv_usage_polled_ratio"
+        "cannot build a metric name=kv_usage_polled_ratio"
     ]
 
 

@@ -92,7 +92,7 @@ def test_redirect_to_another_port_is_refused_and_learns_nothing(tmp_path):
 
     got, other = asyncio.run(main())
     assert_error(got, "redirect")
-    assert got.detail == "redirected to another origin, which is not followed"
+    assert got.detail == "redirected to another origin"
     assert (other.connections, other.heads) == (0, [])
 
 

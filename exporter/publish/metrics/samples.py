@@ -15,7 +15,7 @@ __all__ = ["PREFIX", "Labels", "MetricRow", "RowCollector", "Samples", "histogra
 
 PREFIX: Final = "vllm_pressure_"
 
-# The name of the logger is older than this module, and what operators filter by.
+# Operators filter by this name, which is older than this module.
 log = logging.getLogger("exporter.publish.metrics.table")
 
 
@@ -26,8 +26,8 @@ class MetricRow:
     Attributes:
         name: without the prefix; a counter's without ``_total``, an info's without ``_info``.
         labels: in the order of the output.
-        help: what it is, with its window and what it is made from.
-        signal: the signal whose value it shows, empty where a function of its collector makes it.
+        help: what it is, with its window and source.
+        signal: the signal with its value, empty if a function of its collector makes it.
     """
 
     name: str
@@ -38,17 +38,17 @@ class MetricRow:
 
     @property
     def series(self) -> str:
-        """The name as it stands in queries; of a histogram the name its series begin with."""
+        """The name in queries; for a histogram the prefix of its series."""
         ending = {"counter": "_total", "info": "_info"}.get(self.type, "")
         return f"{PREFIX}{self.name}{ending}"
 
 
 class Labels:
-    """The labels that several samples share, and their text.
+    """Labels that several samples share, and their text.
 
     Attributes:
         pairs: by name.
-        text: as it stands behind a sample's name; empty where there are none.
+        text: after a sample's name; empty without labels.
     """
 
     __slots__ = ("_around", "pairs", "text")
@@ -60,11 +60,11 @@ class Labels:
         self._around: dict[str, tuple[str, str]] = {}
 
     def also(self, **more: str) -> "Labels":
-        """These and more; of the same name the latter."""
+        """These labels and more, which override those of the same name."""
         return Labels((dict(self.pairs) | more).items())
 
     def around(self, name: str) -> tuple[str, str]:
-        """The text before and after the value of one more label, which has its place among the others."""
+        """The text before and after the value of one more label, in its place among the others."""
         around = self._around.get(name)
         if around is None:
             before = [*_texts(pair for pair in self.pairs if pair[0] < name), f'{name}="']
@@ -90,8 +90,8 @@ def histogram(labels: Labels, bounds: Sequence[str], counts: Iterable[int], tota
     """The samples of a histogram.
 
     Args:
-        labels: whose it is.
-        bounds: upper bounds as they are printed, ``+Inf`` last.
+        labels: of every sample.
+        bounds: upper bounds as printed, ``+Inf`` last.
         counts: observations by bucket, each counted once.
         total: the sum of all observed values.
     """
@@ -115,7 +115,7 @@ def _number(value: float) -> str:
 
 
 class RowCollector:
-    """Makes the samples of a table of metrics; one that fails costs that metric only."""
+    """Makes the samples of a table of metrics; an error costs that metric only."""
 
     rows: ClassVar[tuple[MetricRow, ...]]
 
@@ -129,15 +129,15 @@ class RowCollector:
         self._failing: set[str] = set()
 
     def begin(self) -> bool:
-        """Get ready for one scrape; False where there is nothing to show."""
+        """Prepare one scrape; False if there is nothing to show."""
         return True
 
     def samples(self, row: MetricRow) -> Samples | None:
-        """The samples of one metric at present, None where not even its help is to be shown."""
+        """The samples of one metric now, None to leave out its help too."""
         raise NotImplementedError
 
     def texts(self) -> list[str | None]:
-        """The lines of all samples by row of the table, without help and type."""
+        """The lines of all samples per row of the table, without help and type."""
         if not self.begin():
             return [None] * len(self.rows)
         return [self._safely(row) for row in self.rows]
@@ -150,7 +150,7 @@ class RowCollector:
             self._on_failure(row.name)
             if row.name not in self._failing:
                 self._failing.add(row.name)
-                log.exception("metric could not be built name=%s", row.name)
+                log.exception("cannot build a metric name=%s", row.name)
             return None
         self._failing.discard(row.name)
         return lines

@@ -1,4 +1,4 @@
-"""One scrape: the text of all metrics of all targets, made in slices so that no poll waits for it."""
+"""Makes the text of all metrics of all targets, in slices so that no poll waits for it."""
 
 import asyncio
 import io
@@ -20,12 +20,12 @@ Tables: TypeAlias = Sequence[tuple[Sequence[MetricRow], Sequence[RowCollector]]]
 
 _PLAIN: Final = "text/plain"
 _END: Final = b"# EOF\n"  # of OpenMetrics
-# After so many letters of text polls have their turn: some two milliseconds' work.
+# Polls have their turn after this many characters of text: about two milliseconds of work.
 _SLICE: Final = 100_000
 
 
 def encoder(accept: str) -> tuple[Encoder, str]:
-    """The format that is asked for, the plain one where the question makes no sense."""
+    """Choose the format for an Accept header, the plain one if the header is malformed."""
     try:
         return choose_encoder(accept)
     except (TypeError, ValueError):  # a version that is no number
@@ -33,27 +33,27 @@ def encoder(accept: str) -> tuple[Encoder, str]:
 
 
 class Scrape:
-    """Makes the text. Those who ask for the same form at the same time share one."""
+    """Makes the text. Simultaneous scrapes in the same format share it."""
 
     def __init__(self, tables: Callable[[], Tables], rest: Collector) -> None:
         """Prepare.
 
         Args:
-            tables: the collectors now; each shows its own target.
-            rest: whose families follow.
+            tables: returns the collectors now, one or more per target.
+            rest: its metrics follow.
         """
         self._tables = tables
         self._rest = rest
         self._making: dict[str, asyncio.Task[bytes]] = {}
 
     async def text(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, in the form that an Accept header asks for."""
+        """The text and its content type, in the format of an Accept header."""
         encode, content_type = encoder(accept)
         making = self._making.get(content_type)
         if making is None:
             making = self._making[content_type] = asyncio.create_task(self._make(encode))
             making.add_done_callback(lambda _: self._making.pop(content_type, None))
-        # Whoever asked first may have gone away; the others still wait.
+        # The first client may have disconnected; the others still wait.
         return await asyncio.shield(making), content_type
 
     async def _make(self, encode: Encoder) -> bytes:
