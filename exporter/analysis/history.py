@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from exporter.analysis.lengths import LengthWindow
@@ -17,7 +18,8 @@ from exporter.vllm.exposition import Snapshot
 
 __all__ = ["KV_BOUNDS", "History"]
 
-GAUGES: Final = ("requests_running", "requests_waiting", "requests_deferred", "kv_usage")
+NUMBERS: Final = ("requests_running", "requests_waiting", "requests_deferred")
+GAUGES: Final = (*NUMBERS, "kv_usage")
 # The counters whose past matters; of others the last value is in the snapshot.
 # fmt: off
 COUNTERS: Final = (
@@ -45,6 +47,8 @@ MASS_SHARE: Final = 0.5
 KEEP_FALLS: Final = 64
 # No real engine counts this far; sums of a hostile server's values must not end at infinity.
 MOST_COUNTED: Final = 1e18
+# Sums of whole numbers below this have no rounding errors.
+_EXACT: Final = 2.0**53
 _NAN: Final = math.nan
 _INFERRED: Final = "preemptions_inferred"
 
@@ -107,7 +111,10 @@ class History:
         self._whole_body_seen = False
         self._mixed = False
         self._begin_index = 0
-        self._windows: dict[tuple[str, int], tuple[Sequence[float], float]] = {}
+        # The sum of whole numbers up to each poll, which gives the mean of any window at once; and the index
+        # of the last poll without a gauge.
+        self._sums = {name: array("d") for name in NUMBERS}
+        self._unknown = dict.fromkeys(GAUGES, -1)
 
     # Adding a poll.
 
@@ -209,11 +216,15 @@ class History:
         return own is not None and own != self.columns[name][-1]
 
     def _append(self, t: float, values: Mapping[str, float]) -> None:
-        self._windows.clear()
         self.times.append(t)
         own = self.own
         for name, append in self._gauges:
-            append(values.get(name, _NAN))
+            value = values.get(name, _NAN)
+            append(value)
+            if math.isnan(value):
+                self._unknown[name] = len(self.times) - 1
+        for name, sums in self._sums.items():
+            sums.append((sums[-1] if sums else 0.0) + values.get(name, 0.0))
         for name, append in self._counters:
             append(own.get(name, _NAN))
         self.columns[_INFERRED].append(self.inferred)
@@ -261,6 +272,10 @@ class History:
         del self.times[:cut]
         for column in self.columns.values():
             del column[:cut]
+        self._unknown = {name: max(-1, index - cut) for name, index in self._unknown.items()}
+        for name in NUMBERS:
+            known = (0.0 if math.isnan(value) else value for value in self.columns[name])
+            self._sums[name] = array("d", accumulate(known))
         self._begin_index = max(0, self._begin_index - cut)
 
     # Reading the past. An index is the start of a window.
@@ -284,17 +299,19 @@ class History:
 
     def highest(self, name: str, start: int) -> float | None:
         """Return the maximum since a window's start, None where nothing is known."""
-        known, _ = self._known(name, start)
-        return max(known) if known else None
+        return max(self._known(name, start), default=None)
 
     def mean(self, name: str, start: int) -> float | None:
-        """Return the mean over the polls since a window's start, None where nothing is known."""
-        known, total = self._known(name, start)
-        return total / len(known) if known else None
+        """Return the mean of a gauge over the polls since a window's start, None where nothing is known."""
+        sums = self._sums.get(name)
+        if sums is not None and sums[-1] < _EXACT and self.complete(name, start):
+            return (sums[-1] - (sums[start - 1] if start else 0.0)) / (len(sums) - start)
+        known = self._known(name, start)
+        return sum(known) / len(known) if known else None
 
     def share(self, name: str, start: int, least: float) -> float | None:
         """Return the share of the polls since a window's start in which a gauge was at least `least`."""
-        known, _ = self._known(name, start)
+        known = self._known(name, start)
         if not known:
             return None
         # Mostly all of them or none; the extremes show that at a third of the cost.
@@ -304,20 +321,16 @@ class History:
             return 0.0
         return sum(map(float(least).__le__, known)) / len(known)
 
-    def _known(self, name: str, start: int) -> tuple[Sequence[float], float]:
-        """Return the known values of a column since a window's start, and their sum.
+    def complete(self, name: str, start: int) -> bool:
+        """Return whether every poll since a window's start had this gauge."""
+        return self._unknown[name] < start
 
-        Several readers look at the same windows of one poll, so they are kept until the next.
-        """
-        window = self._windows.get((name, start))
-        if window is None:
-            column: Sequence[float] = self.columns[name][start:]
-            total = sum(column)
-            if math.isnan(total):  # something is unknown, which is rare
-                column = [value for value in column if not math.isnan(value)]
-                total = sum(column)
-            window = self._windows[name, start] = column, total
-        return window
+    def _known(self, name: str, start: int) -> Sequence[float]:
+        """Return the known values of a gauge since a window's start."""
+        column = self.columns[name][start:]
+        if self.complete(name, start):
+            return column
+        return [value for value in column if not math.isnan(value)]
 
     def increase(self, name: str, start: int) -> float | None:
         """Return the increase of a counter since a window's start; None if unknown.

@@ -255,6 +255,9 @@ def _seconds_to_full(history: History, start: int) -> float | None:
     n = len(times)
     if n < _SLOPE_POLLS or times[-1] - times[0] < _SLOPE_SECONDS or usages[-1] <= usages[0]:
         return None
+    half = n // 2
+    if sum(usages[half:]) * half <= sum(usages[:half]) * (n - half):
+        return None  # usage does not grow: no line needs to be fitted
     last = times[-1]
     ago = [t - last for t in times]  # small numbers, whose squares keep their digits
     sx, sy = sum(ago), sum(usages)
@@ -269,13 +272,14 @@ def _seconds_to_full(history: History, start: int) -> float | None:
 
 def _at_work(history: History, start: int) -> tuple[Sequence[float], Sequence[float]]:
     """Return times and usages since requests run; none if the last usage is unknown."""
-    times, usages = history.times[start:], history.columns["kv_usage"][start:]
-    running = history.columns["requests_running"][start:]
-    if min(running) > 0 and sum(usages) + sum(running) >= 0:  # at work all the time, and nothing is NaN
-        return times, usages
-    if math.isnan(usages[-1]):
+    if math.isnan(history.columns["kv_usage"][-1]):
         return (), ()
-    idle = [at for at, requests in enumerate(running) if not requests > 0]  # NaN too
-    begin = idle[-1] + 1 if idle else 0
-    known = [at for at in range(begin, len(times)) if not math.isnan(usages[at])]
+    running = history.columns["requests_running"][start:]
+    if not history.complete("requests_running", start) or min(running) <= 0:
+        idle = [at for at, requests in enumerate(running) if not requests > 0]  # NaN too
+        start += idle[-1] + 1
+    times, usages = history.times[start:], history.columns["kv_usage"][start:]
+    if history.complete("kv_usage", start):
+        return times, usages
+    known = [at for at, usage in enumerate(usages) if not math.isnan(usage)]
     return [times[at] for at in known], [usages[at] for at in known]

@@ -465,3 +465,17 @@ def test_the_same_polls_make_the_same_history(sequence):
             history.observe(t, shown, origin, whole=whole)
     assert (one.own, one.times, one.inferred) == (other.own, other.times, other.inferred)
     assert repr(one.columns) == repr(other.columns)
+
+
+def test_the_mean_of_any_window_is_that_of_its_known_polls():
+    """Long enough for the ring to be moved, with polls that lack a gauge, and a load that ends."""
+    requests = [None if t % 97 == 0 else (t * 7) % 31 for t in range(900)]
+    history = remembered(*((float(t), body(engine(running=n, kv=0.5))) for t, n in enumerate(requests)))
+    wrong = []
+    for start in range(len(history.times)):
+        known = [n for n in requests[-len(history.times) + start :] if n is not None]
+        wanted = sum(known) / len(known) if known else None
+        if history.mean("requests_running", start) != pytest.approx(wanted, rel=1e-12):
+            wrong.append((start, wanted))
+    assert len(history.times) < len(requests)
+    assert wrong == []
