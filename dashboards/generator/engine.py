@@ -33,6 +33,9 @@ from generator.words import (
     VERDICT_FIELDS,
     WRAPPED,
     runbook,
+    short,
+    title,
+    unit,
 )
 
 __all__ = ["build"]
@@ -47,12 +50,12 @@ _VERDICT_NOW: Final = f"{_OF_ENGINES} or {_OF_TARGETS}"
 
 def _now() -> Row:
     return Row(
-        "Now: what is the matter, and what to do first",
+        "Now: what is wrong, and what to do first",
         [
             stat(
                 "Verdict",
-                "The verdict of the chosen engines, one tile for each that holds. Green is well; the"
-                " sentence and the first fix stand to the right.",
+                "The current verdicts of the selected engines, one tile each. Green is healthy; the table "
+                "on the right explains the verdict and names the first fix.",
                 Query(_VERDICT_NOW, "{{verdict}}", instant=True),
                 size=(5, 6),
                 shown="name",
@@ -63,60 +66,59 @@ def _now() -> Row:
             ),
             verdict_table(
                 "In words",
-                "What the verdict of each engine means, and the fix that stands first. Nothing red or"
-                " orange here is a good day.",
+                "The meaning of each engine's verdict, and the first fix. There should be no red or orange "
+                "row.",
                 (19, 6),
             ),
             stat(
-                "KV highest, 1 minute",
-                "The fullest moment of the chosen engines. A full cache alone harms nobody; look at"
-                " preemptions and tokens per second next.",
+                short("kv_usage_max_ratio"),
+                "Highest KV usage of the selected engines in the last minute. A full cache alone is "
+                "harmless; check preemptions and tokens per second next.",
                 Query(by([], f"max_over_time({ours('kv_usage_max_ratio')}[$__rate_interval])", "max")),
-                unit="percentunit",
+                unit=unit("kv_usage_max_ratio"),
                 defaults={"max": 1},
                 limits=thresholds((LIMITS.kv_full, "orange")),
             ),
             stat(
-                "Preemptions / s",
-                "Requests pushed out of the cache, all chosen engines together. 0 is good, a few are"
-                " harmless.",
+                short("preemptions_per_second"),
+                "Preemptions per second, sum of the selected engines. Should be 0; a few are harmless.",
                 Query(by([], rate(ours("preemptions")))),
                 defaults={"decimals": 2},
                 limits=thresholds((LIMITS.light_ratio, "yellow")),
             ),
             stat(
                 "Preempt. / finished",
-                "The worst of the chosen engines, over five minutes. Far below 1 is healthy; at about 1"
-                " the engine works for nothing.",
+                "Preemptions per finished request over five minutes, of the worst selected engine. Should "
+                "be far below 1; at about 1 the engine loses most of its work.",
                 Query(by([], ours("preemptions_per_finished_request"), "max")),
                 none="nothing finishes",
                 defaults={"decimals": 2},
                 limits=thresholds((LIMITS.light_ratio, "yellow"), (LIMITS.thrash_ratio, "red")),
             ),
             stat(
-                "Running",
-                "Requests that are computed now. Following the load is good; a line that lies flat at the"
-                " top is a limit: seats or KV.",
+                short("requests_running"),
+                "Requests that the engines compute now. Should follow the load; a flat line at the top "
+                "means a limit, either seats or KV.",
                 Query(by([], ours("requests_running"))),
             ),
             stat(
-                "Waiting",
-                "Requests in the queue, preempted ones included. 0 is good; a queue that stays has a"
-                " reason, and the verdict says which.",
+                short("requests_waiting"),
+                "Requests in the queue, including preempted ones. Should be 0; the verdict names the cause "
+                "of a lasting queue.",
                 Query(by([], ours("requests_waiting"))),
                 limits=thresholds((1, "orange")),
             ),
             stat(
-                "Tokens / s",
-                "What users get from the chosen engines. Following the load is good; in a storm it falls"
-                " although the GPU is busy.",
+                short("generation_tokens_per_second"),
+                "Tokens generated per second, sum of the selected engines. Should follow the load; in a "
+                "storm it falls although the GPU is busy.",
                 Query(by([], ours("generation_tokens_per_second"))),
                 defaults={"decimals": 0},
             ),
             graph(
                 "Verdict over time",
-                "How many of the chosen engines were in which verdict. One colour from left to right is"
-                " calm; red is lost work, orange a queue or pressure, green is well.",
+                "Number of selected engines in each verdict. Should be green throughout; red means lost "
+                "work, orange a queue or pressure.",
                 Query(f"{by(['verdict'], ours('verdict'))} > 0", "{{verdict}}"),
                 size=(24, 5),
                 stacked="normal",
@@ -132,28 +134,28 @@ def _preemption() -> Row:
         "Preemption: is work lost?",
         [
             graph(
-                "Preemptions per second",
-                "Requests pushed out of the KV cache, as the exporter counted them and as vLLM's own"
-                " counter has it. 0 is good; a burst now and then is harmless, a plateau is a storm.",
+                title("preemptions_per_second"),
+                "Preemptions per second, counted by the exporter and by vLLM (dashed). Should be 0; an "
+                "occasional burst is harmless, a plateau is a storm.",
                 Query(named(rate(ours("preemptions"))), WHO),
                 Query(named(by(ENGINE, native("preemptions", rate))), NATIVE),
                 overrides=[_NATIVE_LINE],
             )
             | runbook("preemption_thrash"),
             graph(
-                "Preemptions per finished request",
-                "How often work is thrown away for each answer that is completed, over five minutes."
-                " Healthy is well below the dashed line; a gap means that nothing finished.",
+                title("preemptions_per_finished_request"),
+                "Preemptions divided by finished requests, over five minutes. Should stay well below the "
+                "dashed line; a gap means that nothing finished.",
                 Query(named(ours("preemptions_per_finished_request")), WHO),
                 limits=thresholds((LIMITS.thrash_ratio, "red")),
             )
             | runbook("preemption_thrash"),
             graph(
-                "Work done twice",
-                "Estimated share of computed tokens that repeat what a preemption threw away; with prefix"
-                " caching less is really repeated. Below a few per cent nobody notices.",
+                title("recomputed_ratio"),
+                "Estimated share of computed tokens that repeat work lost to preemption; an upper bound "
+                "with prefix caching. Should stay below a few per cent.",
                 Query(named(ours("recomputed_ratio")), WHO),
-                unit="percentunit",
+                unit=unit("recomputed_ratio"),
                 defaults={"max": 1},
             ),
         ],
@@ -171,25 +173,23 @@ def _kv_and_queue() -> Row:
         "KV cache and queue: what is short?",
         [
             graph(
-                "KV cache usage",
-                "Usage as the exporter polled it last, the highest of each minute, and vLLM's own gauge as"
-                " Prometheus caught it. High is good use of the memory as long as nothing is preempted and"
-                " nothing waits.",
+                title("kv_usage_ratio"),
+                "Usage at the exporter's last poll, its peak in each minute, and vLLM's own gauge at the "
+                "scrape (dashed). High usage is fine while nothing is preempted and nothing waits.",
                 Query(named(ours("kv_usage_ratio")), WHO),
                 Query(named(by(ENGINE, native("kv_usage"), "max")), NATIVE),
                 Query(
                     named(f"max_over_time({ours('kv_usage_max_ratio')}[$__rate_interval])"), f"{WHO} highest"
                 ),
-                unit="percentunit",
+                unit=unit("kv_usage_ratio"),
                 defaults={"max": 1},
                 overrides=[_NATIVE_LINE, by_query("C", custom__lineWidth=1, custom__fillOpacity=0)],
                 size=(12, 8),
             ),
             heatmap(
                 "Polls by KV usage",
-                "Every poll of the chosen engines by how full the cache was, also those between two"
-                " scrapes. Most of them at the top beside preemptions is a shortage; at the top without them"
-                " is good use.",
+                "Number of polls at each KV usage, including polls between two scrapes. Most polls at the "
+                "top together with preemptions mean a shortage; without preemptions they mean good use.",
                 Query(
                     by(["le"], f"increase({ours('kv_usage_polled_ratio', '_bucket')}[$__rate_interval])"),
                     "{{le}}",
@@ -200,8 +200,9 @@ def _kv_and_queue() -> Row:
             ),
             graph(
                 "Running and waiting",
-                "Requests that run, that wait, and that wait for something else than seats or KV. Healthy"
-                " is no queue; in a storm running falls while waiting rises by as many.",
+                "Running requests, waiting requests, and those that wait for something other than seats or "
+                "KV (deferred). There should be no queue; in a storm running falls as much as waiting "
+                "rises.",
                 Query(named(ours("requests_running")), f"{WHO} running"),
                 Query(named(ours("requests_waiting")), f"{WHO} waiting"),
                 Query(named(ours("requests_deferred")), f"{WHO} deferred"),
@@ -215,16 +216,16 @@ def _kv_and_queue() -> Row:
             | runbook("kv_bound", "seat_bound", "prefill_bound", "deferred_wait"),
             graph(
                 "Demand on KV and seats",
-                "What all running and waiting requests would take of the KV cache and of the seats; 1 is"
-                " full. Below the line there is room; which of the two passes it first is what is short.",
+                "Demand of all running and waiting requests divided by capacity, for KV and for seats; 1 is"
+                " full. Should stay below the line; the resource that crosses it first is the short one.",
                 Query(named(ours("saturation_ratio")), f"{WHO} {{{{resource}}}}"),
                 limits=thresholds((1, "red")),
                 size=(12, 8),
             ),
             graph(
                 f"Time with the KV cache above {float(full):.0%}",
-                "Share of polls above that usage, so that short peaks count too. It may be high on a"
-                " well-used server; with preemptions it says that the pool is too small.",
+                "Share of polls above that usage, including short peaks. May be high on a busy server; "
+                "together with preemptions it means that the pool is too small.",
                 Query(
                     named(
                         f"1 - {by(ENGINE, rate(ours('kv_usage_polled_ratio', '_bucket', le=full)))}"
@@ -237,31 +238,31 @@ def _kv_and_queue() -> Row:
                 size=(8, 7),
             ),
             graph(
-                "Prefix cache hits",
-                "Share of prompt tokens found in the cache. The higher, the less KV and time each request"
-                " costs; it falls when a full cache drops blocks early.",
+                title("prefix_cache_hit_ratio"),
+                "Share of prompt tokens found in the cache. Higher is cheaper; it falls when a full cache "
+                "evicts blocks early.",
                 Query(named(ours("prefix_cache_hit_ratio")), WHO),
-                unit="percentunit",
+                unit=unit("prefix_cache_hit_ratio"),
                 defaults={"max": 1},
                 size=(8, 7),
             ),
             stat(
-                "KV full in",
-                "At the present rise, of the engine that is full first. Not rising is good; minutes are a"
-                " warning.",
+                short("kv_seconds_to_full"),
+                "Time until the first of the selected engines is full, at the current growth. Should read "
+                '"not rising"; minutes are a warning.',
                 Query(by([], ours("kv_seconds_to_full"), "min"), instant=True),
-                unit="s",
+                unit=unit("kv_seconds_to_full"),
                 none="not rising",
                 limits=thresholds((0, "orange"), (LIMITS.pressure_horizon, "text"), base="text"),
                 course=False,
                 size=(4, 7),
             ),
             stat(
-                "Longest that fit",
-                "Requests of the maximum length that the cache holds at once, of the smallest engine."
-                " Below 2 one long request pushes out all others; below 1 it never runs.",
+                "Longest requests",
+                "Requests of the maximum length that fit into the smallest selected cache. Should be above "
+                "2; below 2 one long request evicts all others, below 1 it never runs.",
                 Query(by([], ours("kv_max_concurrency"), "min")),
-                none="not told",
+                none="unknown",
                 defaults={"decimals": 1},
                 limits=thresholds((1, "orange"), (2, "text"), base="red"),
                 course=False,
@@ -276,9 +277,9 @@ def _impact() -> Row:
         "User impact: who feels it?",
         [
             graph(
-                "Tokens per second",
-                "What users get, beside this engine's mean of the last hour. Well is at or above that"
-                " mean; half of it with the same load is harm.",
+                title("generation_tokens_per_second"),
+                "Tokens generated per second, with this engine's mean of the last hour (dotted). Should "
+                "stay near that mean; half of it at the same load is harm.",
                 Query(named(ours("generation_tokens_per_second")), WHO),
                 Query(named(by(ENGINE, native("generation_tokens", rate))), NATIVE),
                 Query(
@@ -290,17 +291,17 @@ def _impact() -> Row:
                 ],
             ),
             graph(
-                "Time between tokens",
-                "Mean over a minute of the time between two tokens of an answer; the stall of a preempted"
-                " request shows here. Steady is good, at whatever level the model has.",
+                title("inter_token_latency_mean_seconds"),
+                "Mean time between two tokens of an answer over one minute, including the stalls of "
+                "preempted requests. Should be steady; the level depends on the model.",
                 Query(named(ours("inter_token_latency_mean_seconds")), WHO),
-                unit="s",
+                unit=unit("inter_token_latency_mean_seconds"),
             )
             | runbook("decode_slow"),
             graph(
-                "Finished requests per second",
-                "Answers completed. It should follow the traffic; at 0 while requests run, answers are"
-                " very long or the engine is stuck.",
+                title("requests_finished_per_second"),
+                "Requests finished per second. Should follow the traffic; 0 while requests run means very "
+                "long answers or a stuck engine.",
                 Query(named(rate(ours("requests_finished"))), WHO),
                 unit="reqps",
             )
@@ -314,10 +315,10 @@ def _fix() -> Row:
         "Fix: what to change",
         [
             table(
-                "Advised changes, best first",
-                "What cures the verdict, in order of rank for each engine. The numbers for the flags, and"
-                " what will not help, stand on the exporter's page and in the output of its command check;"
-                " the risks in the runbook.",
+                "Recommended changes, best first",
+                "Fixes for each engine's verdict, in order of rank. The exporter's page and its command "
+                "check add the numbers for the flags and the fixes that will not help; the runbook lists "
+                "the risks.",
                 Query(
                     or_else(
                         by(
@@ -343,9 +344,9 @@ def _fix() -> Row:
                 size=(24, 9),
             ),
             table(
-                "Facts beside the verdict",
-                "What else holds of these engines: known limits, restarts, estimates. None of them is a"
-                " verdict; nothing to add is good.",
+                "Findings",
+                "Further facts about these engines, such as known limits, restarts and estimates. Should "
+                'read "No findings".',
                 Query(
                     or_else(by((*ENGINE, "server", "finding"), named(ours("finding"))), nothing("finding")),
                     instant=True,
@@ -355,15 +356,15 @@ def _fix() -> Row:
                     Column("server", "Server", 170),
                     Column("model_name", "Model", 150),
                     Column("engine", "Engine", 70, unit=AS_TEXT),
-                    Column("finding", "Fact", None, [FINDINGS], look=WRAPPED),
+                    Column("finding", "Finding", None, [FINDINGS], look=WRAPPED),
                 ],
                 hidden=(*SERVER, "Value"),
                 size=(12, 6),
             ),
             table(
-                "What runs",
-                "The engines with their KV cache. The version is the oldest release that prints such"
-                " metrics; all engines of a model should agree.",
+                "Engines and their KV cache",
+                "Version, cache type and capacity of each engine. The version is the oldest release that "
+                "exports such metrics; all engines of a model should have the same.",
                 Query(
                     by(
                         (*ENGINE, "server", "vllm_version", "cache_dtype", "block_size"),
@@ -406,24 +407,24 @@ def _native_latency() -> Row:
         )
 
     return Row(
-        "User impact by vLLM's own histograms (where Prometheus scrapes vLLM too)",
+        "User impact from vLLM's own histograms (if Prometheus also scrapes vLLM)",
         [
             latency(
                 "Time to first token",
-                "Half and 95 of 100 requests got their first token within this time. Steady is good; it"
-                " grows with every kind of queue.",
+                "Median and 95th percentile of the time to the first token. Should be steady; it grows with"
+                " every kind of queue.",
                 "first_token_seconds",
             ),
             latency(
-                "Time between tokens, distribution",
-                "Half and 95 of 100 tokens came within this time after the one before. A gap between the"
-                " two lines that widens is what preempted requests feel.",
+                "Inter-token latency, median and 95 %",
+                "Median and 95th percentile of the time between two tokens. Should be steady; a widening "
+                "gap between the lines is the stall of preempted requests.",
                 "inter_token_seconds",
             ),
             latency(
                 "Time in the queue",
-                "How long requests waited before they first ran. Near 0 is good; the wait of a preempted"
-                " request is never part of it.",
+                "Time that requests waited before they first ran. Should be near 0; it never includes the "
+                "wait of a preempted request.",
                 "queue_seconds",
             ),
         ],
@@ -433,28 +434,28 @@ def _native_latency() -> Row:
 
 def _beside() -> Row:
     return Row(
-        "The exporter beside it",
+        "The exporter",
         [
             graph(
-                "Polls that succeed",
-                "1 while the exporter reads vLLM's metrics, 0 while it cannot. Always 1 is good.",
+                "Successful polls",
+                "1 if the last poll succeeded, otherwise 0. Should always be 1.",
                 Query(named(ours("up")), WHERE),
                 defaults={"max": 1, "decimals": 0},
                 size=(8, 6),
             )
             | runbook("unreachable"),
             graph(
-                "Age of the last good poll",
-                "How old what is shown here is. About the poll interval is good; above five seconds"
-                " measured values are left out.",
+                "Age of the last successful poll",
+                "Seconds since the last successful poll. Should be near the poll interval; after five "
+                "seconds measured values disappear.",
                 Query(named(f"time() - {ours('last_success_timestamp_seconds')}"), WHERE),
                 unit="s",
                 size=(8, 6),
             ),
             graph(
                 "Restarts of vLLM",
-                "New server processes within each step. None is good, one after a change is normal,"
-                " several are a crash loop.",
+                "New server processes in each step. Should be 0; one after a change is normal, several are "
+                "a crash loop.",
                 Query(named(f"increase({ours('restarts')}[$__rate_interval])"), WHERE),
                 overrides=[FROM_ONE],
                 size=(8, 6),
@@ -468,7 +469,7 @@ def build() -> Json:
     """The dashboard."""
     return assembled(
         "engine",
-        "One vLLM server: what is the matter, is work lost, what is short, who feels it, what to change.",
+        "One vLLM server: what is wrong, is work lost, what is short, who feels it, what to change.",
         _now(),
         _preemption(),
         _kv_and_queue(),

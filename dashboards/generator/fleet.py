@@ -7,7 +7,7 @@ from exporter.analysis.catalogue import Severity
 from generator.panels import Column, Query, Row, bars, graph, stat, table, thresholds
 from generator.queries import ENGINE, MODEL, OF_MODEL, WHO, by, held, named, or_none, ours, rate
 from generator.shared import assembled, verdict_table
-from generator.words import LIMITS, VERDICT_FIELDS, runbook
+from generator.words import LIMITS, VERDICT_FIELDS, runbook, short, unit
 
 __all__ = ["build"]
 
@@ -26,14 +26,13 @@ def _now() -> Row:
         [
             stat(
                 "Engines",
-                "Engines that exporters know, also those that do not answer at the moment. As many as were"
-                " deployed is good.",
+                "Known engines, including those that do not answer now. Should equal the number deployed.",
                 Query(by([], ours("verdict"))),
                 size=(3, 5),
             ),
             stat(
                 "Critical",
-                "Engines that lose work or stand still. 0 is good; anything else pages.",
+                "Engines that lose work or make no progress. Should be 0; anything else pages.",
                 Query(_count_of(Severity.CRITICAL)),
                 limits=thresholds((1, "red")),
                 background=True,
@@ -41,7 +40,7 @@ def _now() -> Row:
             ),
             stat(
                 "Warning",
-                "Engines with a queue that stays, or under pressure. 0 is good; for today, not for tonight.",
+                "Engines with a lasting queue or under pressure. Should be 0; act today, not tonight.",
                 Query(_count_of(Severity.WARNING)),
                 limits=thresholds((1, "orange")),
                 background=True,
@@ -49,7 +48,7 @@ def _now() -> Row:
             ),
             stat(
                 "No answer",
-                "Servers whose last poll failed. 0 is good.",
+                "Servers whose last poll failed. Should be 0.",
                 Query(or_none(f"count({ours('up')} == 0)")),
                 limits=thresholds((1, "red")),
                 background=True,
@@ -57,38 +56,40 @@ def _now() -> Row:
             )
             | runbook("unreachable"),
             stat(
-                "Preemptions / s",
-                "All engines together. 0 is good; the table below says whose they are.",
+                short("preemptions_per_second"),
+                "Preemptions per second, sum of all engines. Should be 0; the table below shows them per "
+                "engine.",
                 Query(by([], rate(ours("preemptions")))),
                 defaults={"decimals": 2},
                 size=(4, 5),
             ),
             stat(
-                "Waiting",
-                "All queues together. Short ones that come and go are normal.",
+                short("requests_waiting"),
+                "Waiting requests, sum of all engines. Short queues that drain are normal.",
                 Query(by([], ours("requests_waiting"))),
                 size=(4, 5),
             ),
             stat(
-                "Tokens / s",
-                "What all users get together. It follows the load of the day; a fall under load is a storm.",
+                short("generation_tokens_per_second"),
+                "Tokens generated per second, sum of all engines. Should follow the load; a fall under load"
+                " is a storm.",
                 Query(by([], ours("generation_tokens_per_second"))),
                 defaults={"decimals": 0},
                 size=(4, 5),
             ),
             verdict_table(
                 "Engines, worst first",
-                "Every engine with its verdict, the numbers that go with it and the fix that stands first."
-                " A click on a server opens its dashboard.",
+                "Every engine with its verdict, its numbers and its first fix; there should be no red or "
+                "orange row. Click a server to open its dashboard.",
                 (24, 12),
-                Column(ours("kv_usage_max_ratio"), "KV highest", 90, (), "percentunit", _gauge_cell(1)),
-                Column(ours("preemptions_per_second"), "Preempt./s", 90, (), "short", {"decimals": 2}),
-                Column(ours("requests_waiting"), "Waiting", 65, (), "short", {"decimals": 0}),
-                Column(ours("generation_tokens_per_second"), "Tokens/s", 70, (), "short", {"decimals": 0}),
+                _column("kv_usage_max_ratio", 90, _gauge_cell(1)),
+                _column("preemptions_per_second", 90, {"decimals": 2}),
+                _column("requests_waiting", 65, {"decimals": 0}),
+                _column("generation_tokens_per_second", 70, {"decimals": 0}),
             ),
             lines(
                 "Engines by verdict",
-                "How many engines were in which verdict. All green is a good day; red is lost work, orange"
+                "Number of engines in each verdict. Should be green throughout; red means lost work, orange"
                 " a queue or pressure.",
                 Query(f"{by(['verdict'], ours('verdict'))} > 0", "{{verdict}}"),
                 size=(24, 7),
@@ -98,6 +99,10 @@ def _now() -> Row:
             ),
         ],
     )
+
+
+def _column(signal: str, width: int, look: Json) -> Column:
+    return Column(ours(signal), short(signal), width, (), unit(signal), look)
 
 
 def _gauge_cell(most: float) -> Json:
@@ -117,29 +122,29 @@ def _worst() -> Row:
         [
             worst(
                 "Most preemptions / finished",
-                "The engines that throw away the most work per answer. Below the yellow mark all is well;"
-                " from red on it is a storm.",
+                "Engines with the most preemptions per finished request. Should stay below yellow; red is a"
+                " storm.",
                 ours("preemptions_per_finished_request"),
                 limits=thresholds((LIMITS.light_ratio, "yellow"), (LIMITS.thrash_ratio, "red")),
                 defaults={"decimals": 2},
             ),
             worst(
-                "Most work done twice",
-                "The engines that repeat the largest share of their work, an estimate. A few per cent are"
-                " harmless.",
+                "Most recomputed tokens",
+                "Engines with the largest estimated share of tokens computed again. A few per cent are "
+                "harmless.",
                 ours("recomputed_ratio"),
                 unit="percentunit",
                 defaults={"max": 1},
             ),
             worst(
                 "Longest queues",
-                "Waiting requests. A queue that stays has a reason; the table above says which.",
+                "Engines with the most waiting requests. The table above shows the cause of a lasting queue.",
                 ours("requests_waiting"),
             ),
             worst(
                 "Highest demand",
-                "What running and waiting requests would take of KV or seats, whichever is shorter; 1 is"
-                " full. Below 1 is room.",
+                "Demand of running and waiting requests divided by capacity, for KV or seats, whichever is "
+                "shorter; 1 is full. Should be below 1.",
                 by(ENGINE, ours("saturation_ratio"), "max"),
                 limits=thresholds((1, "red")),
                 defaults={"decimals": 2},
@@ -156,9 +161,9 @@ def _share() -> Row:
         "Share of time by verdict",
         [
             bars(
-                "Share of time, the range shown",
-                "How the time of all chosen engines was spent. Healthy should stand first by far; red and"
-                " orange shares are what a change of capacity can win back.",
+                "Share of time, selected range",
+                "Share of the selected engines' time in each verdict. Healthy should be first by far; a "
+                "capacity change can win back red and orange shares.",
                 Query(
                     f"sort_desc({parts} / scalar({whole}) > 0.0005)",
                     "{{verdict}}",
@@ -170,9 +175,9 @@ def _share() -> Row:
                 size=(8, 9),
             ),
             lines(
-                "Share of time, course",
-                "The same over time. A band of red or orange that returns every day is a capacity"
-                " question, not an accident.",
+                "Share of time, trend",
+                "The same over time. Should be green throughout; a red or orange band at the same time "
+                "every day is a capacity problem.",
                 Query(f"{by(['verdict'], rate(spent))} / scalar({whole_now}) > 0", "{{verdict}}"),
                 unit="percentunit",
                 stacked="normal",
@@ -191,15 +196,15 @@ def _capacity() -> Row:
         [
             lines(
                 "Free KV tokens by model",
-                "Tokens that would still fit into the caches of all engines of a model. It should not come"
-                " near 0 at the daily peak.",
+                "Tokens that still fit into the caches of a model's engines. Should not come near 0 at the "
+                "daily peak.",
                 Query(f"{by(MODEL, ours('kv_capacity_tokens'))} - {by(MODEL, used)}", OF_MODEL),
                 size=(7, 8),
             ),
             lines(
                 "Demand by model",
-                "Mean over a model's engines of what all requests would take of KV or of seats, whichever"
-                " is shorter; 1 is full. Scale out before the line, not at it.",
+                "Demand divided by capacity, for KV or seats, whichever is shorter, mean of a model's "
+                "engines; 1 is full. Scale out before the line, not at it.",
                 Query(by(MODEL, by((*MODEL, "resource"), ours("saturation_ratio"), "avg"), "max"), OF_MODEL),
                 limits=thresholds((1, "red")),
                 size=(7, 8),
@@ -207,8 +212,8 @@ def _capacity() -> Row:
             | runbook("kv_bound", "seat_bound"),
             table(
                 "Models",
-                "What each model has and how much of it is taken now. Free KV above the longest prompts"
-                " and no queue is room.",
+                "Capacity of each model and how much of it is free. Free KV should exceed the longest "
+                "prompts, and there should be no queue.",
                 Query(by(MODEL, ours("kv_capacity_tokens"), "count"), instant=True, form="table"),
                 Query(by(MODEL, ours("kv_capacity_tokens")), instant=True, form="table"),
                 Query(
@@ -224,9 +229,9 @@ def _capacity() -> Row:
                     Column("Value #A", "Engines", 75),
                     Column("Value #B", "KV tokens", 90),
                     Column("Value #C", "KV free", 75, unit="percentunit", look={"decimals": 0}),
-                    Column("Value #D", "Waiting", 75),
+                    Column("Value #D", short("requests_waiting"), 75),
                 ],
-                sort=("Waiting", True),
+                sort=(short("requests_waiting"), True),
                 size=(10, 8),
             ),
         ],
@@ -239,9 +244,9 @@ def _imbalance() -> Row:
         "Imbalance",
         [
             lines(
-                "Fullest engine against the mean of its model",
-                "Requests of the busiest engine by the mean of all engines of the model. 1 is even; beyond"
-                " the line the router is the problem, not the capacity.",
+                "Busiest engine / mean of its model",
+                "Requests of the busiest engine divided by the mean of the model's engines. Should be near "
+                "1; above the line the router is the problem, not the capacity.",
                 Query(f"{by(MODEL, load, 'max')} / ({by(MODEL, load, 'avg')} > 0)", OF_MODEL),
                 limits=thresholds((LIMITS.imbalance_factor, "orange")),
                 size=(8, 8),
@@ -249,14 +254,15 @@ def _imbalance() -> Row:
             | runbook("dp_imbalance"),
             lines(
                 "Requests by engine",
-                "Running and waiting requests of each engine. Lines of one model should lie together.",
+                "Running and waiting requests of each engine. The lines of one model should stay close "
+                "together.",
                 Query(named(load), WHO),
                 size=(8, 8),
             ),
             stat(
                 "Unbalanced",
-                "Models of which one engine carries far more than its share, as the exporters judge it. 0"
-                " is good.",
+                "Models in which one engine carries far more than its share, according to the exporters. "
+                "Should be 0.",
                 Query(or_none(f"count({ours('model_finding', finding='dp_imbalance')})")),
                 limits=thresholds((1, "orange")),
                 size=(4, 8),
@@ -264,7 +270,7 @@ def _imbalance() -> Row:
             | runbook("dp_imbalance"),
             stat(
                 "Engines missing",
-                "Engines that were on a metrics page within the hour and are gone from it. 0 is good.",
+                "Engines that disappeared from a metrics page within the last hour. Should be 0.",
                 Query(by([], ours("engines_missing"))),
                 limits=thresholds((1, "orange")),
                 size=(4, 8),

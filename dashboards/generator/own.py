@@ -38,13 +38,13 @@ def _now() -> Row:
         [
             stat(
                 "Exporters",
-                "Processes that Prometheus scrapes. As many as there should be is good.",
+                "Exporter processes that Prometheus scrapes. Should equal the number deployed.",
                 Query(f"count({ours('exporter_build')})"),
                 size=(4, 5),
             ),
             stat(
-                "Servers answering",
-                "Share of watched servers whose last poll succeeded. 100 % is good.",
+                "Servers that answer",
+                "Share of watched servers whose last poll succeeded. Should be 100 %.",
                 Query(by([], up, "avg")),
                 unit="percentunit",
                 defaults={"max": 1},
@@ -54,8 +54,7 @@ def _now() -> Row:
             | runbook("unreachable"),
             stat(
                 "Oldest reading",
-                "Seconds since the last good poll, of the server it is longest ago for. A few seconds are"
-                " good.",
+                "Age of the oldest last-successful poll of any server. Should be a few seconds.",
                 Query(f"max({last})"),
                 unit="s",
                 defaults={"decimals": 1},
@@ -64,16 +63,16 @@ def _now() -> Row:
             ),
             stat(
                 "Failed polls / s",
-                "Polls without a usable answer, all exporters together. 0 is good.",
+                "Failed polls per second, sum of all exporters. Should be 0.",
                 Query(or_none(f"sum({rate(ours('exporter_poll_errors'))})")),
                 defaults={"decimals": 2},
                 limits=thresholds((0.01, "orange")),
                 size=(4, 5),
             ),
             stat(
-                "Lines not understood",
-                "Lines of known metrics that could not be read, in the range shown. 0 is good; others"
-                " point at a new vLLM.",
+                "Unreadable lines",
+                "Lines of known metrics that could not be read, in the selected range. Should be 0; "
+                "otherwise vLLM may have changed its format.",
                 Query(f"sum(increase({ours('exporter_unreadable_lines')}[$__range]))", instant=True),
                 defaults={"decimals": 0},
                 limits=thresholds((1, "orange")),
@@ -82,8 +81,9 @@ def _now() -> Row:
             )
             | runbook("metrics_missing"),
             stat(
-                "Metrics that failed",
-                "Exported metrics that could not be built, in the range shown. 0 is good; the log says why.",
+                "Failed metrics",
+                "Metrics that the exporter could not export, in the selected range. Should be 0; the log "
+                "has the cause.",
                 Query(or_none(f"sum(increase({ours('exporter_collect_errors')}[$__range]))"), instant=True),
                 defaults={"decimals": 0},
                 limits=thresholds((1, "red")),
@@ -91,8 +91,8 @@ def _now() -> Row:
                 size=(4, 5),
             ),
             table(
-                "Exporters and what they watch",
-                "One line per watched server. Answering, young, and of one version is good.",
+                "Exporters and their servers",
+                "One row per watched server. All servers should answer, with a low age and one version.",
                 Query(by((*SERVER, "server"), named(up)), instant=True, form="table"),
                 Query(by((*SERVER, "server"), named(f"{last}")), instant=True, form="table"),
                 Query(by((*SERVER, "server"), named(ours("engines"))), instant=True, form="table"),
@@ -143,17 +143,17 @@ def _polling() -> Row:
         [
             lines(
                 "Polls per second",
-                "Polls made, and polls left out because the one before took too long. One a second and"
-                " none left out is good.",
-                Query(by([], rate(ours("exporter_polls_skipped"))), "left out, all together"),
+                "Polls made, and polls skipped because the previous one took too long. Should be one per "
+                "second, with none skipped.",
+                Query(by([], rate(ours("exporter_polls_skipped"))), "skipped, all servers"),
                 Query(named(rate(ours("exporter_polls"))), WHERE),
                 overrides=[by_query("A", color={"mode": "fixed", "fixedColor": "red"})],
                 size=(8, 9),
             ),
             lines(
                 "Failed polls by reason",
-                "Polls without a usable answer. None is good; a refused connection is a server that is"
-                " down, a timeout one that hangs.",
+                "Failed polls per second. Should be 0; a refused connection means that the server is down, "
+                "a timeout that it hangs.",
                 Query(
                     or_else(by(["reason"], rate(ours("exporter_poll_errors"))), nothing("reason")),
                     "{{reason}}",
@@ -166,29 +166,30 @@ def _polling() -> Row:
             | runbook("unreachable"),
             lines(
                 "Poll interval",
-                "Time between polls at the moment. As configured is good; longer means that the exporter"
-                " spares a slow server.",
+                "Current time between polls. Should equal the configured interval; longer means that the "
+                "exporter slowed down for a slow server.",
                 Query(named(ours("exporter_poll_interval_seconds")), WHERE),
                 unit="s",
                 size=(8, 9),
             ),
             lines(
                 "Poll duration",
-                "Half and 99 of 100 polls were answered within this time. Some ten milliseconds are good;"
-                " much more means that vLLM's web server is busy.",
+                "Median and 99th percentile of the poll duration. Should be about ten milliseconds; much "
+                "more means that vLLM's web server is busy.",
                 Query(quantile(0.5, buckets, ()), "median"),
                 Query(quantile(0.99, buckets, ()), "99 %"),
                 unit="s",
             ),
             lines(
-                "Size of vLLM's page",
-                "Bytes of the last answer. Steady is good; growth is a server with ever more series.",
+                "Size of vLLM's metrics page",
+                "Size of the last response body. Should be steady; growth means that the server keeps "
+                "adding series.",
                 Query(named(ours("exporter_body_bytes")), WHERE),
                 unit="bytes",
             ),
             heatmap(
                 "Polls by duration",
-                "Every answered poll by how long it took. One strong band near the bottom is good.",
+                "Number of answered polls at each duration. Should be one strong band near the bottom.",
                 Query(
                     by(
                         ["le"],
@@ -205,12 +206,12 @@ def _polling() -> Row:
 
 def _watched() -> Row:
     return Row(
-        "What it sees",
+        "Results",
         [
             lines(
                 "Servers by verdict",
-                "The verdict of each target as a whole, which is its own where no engine can be read. All"
-                " healthy is good.",
+                "Number of servers in each target verdict, which is not healthy if no engine can be read. "
+                "All should be healthy.",
                 Query(f"{by(['verdict'], ours('target_verdict'))} > 0", "{{verdict}}"),
                 stacked="normal",
                 defaults={"decimals": 0},
@@ -219,8 +220,7 @@ def _watched() -> Row:
             ),
             lines(
                 "Engines",
-                "Engines on all pages, and engines that are gone from theirs. The configured number and"
-                " none gone is good.",
+                "Engines seen and engines gone. Seen should equal the number deployed, gone should be 0.",
                 Query(by([], ours("engines_missing")), "gone"),
                 Query(by([], ours("engines")), "seen"),
                 overrides=[by_query("A", color={"mode": "fixed", "fixedColor": "red"})],
@@ -228,8 +228,8 @@ def _watched() -> Row:
                 size=(6, 8),
             ),
             table(
-                "Facts about servers",
-                "What holds of a whole server, such as an engine that is gone. Nothing to add is good.",
+                "Findings about servers",
+                'Facts about a whole server, such as a missing engine. Should read "No findings".',
                 Query(
                     or_else(
                         by((*SERVER, "server", "finding"), named(ours("target_finding"))), nothing("finding")
@@ -239,15 +239,15 @@ def _watched() -> Row:
                 ),
                 columns=[
                     Column("server", "Server", 170),
-                    Column("finding", "Fact", None, [FINDINGS], look=WRAPPED),
+                    Column("finding", "Finding", None, [FINDINGS], look=WRAPPED),
                 ],
                 hidden=(*SERVER, "Value"),
                 size=(6, 8),
             ),
             lines(
                 "Alerts pushed",
-                "Straight to Alertmanager, by outcome, once for each Alertmanager and try. Sent alone, or"
-                " none where the push is off, is good.",
+                "Alerts pushed to Alertmanager per second, by outcome; each Alertmanager and attempt "
+                'counts. Should be only "sent", or nothing if the push is off.',
                 Query(
                     or_else(by(["outcome"], rate(ours("exporter_notifications"))), nothing("outcome")),
                     "{{outcome}}",
@@ -265,8 +265,8 @@ def _targets() -> Row:
         [
             lines(
                 "Targets",
-                "Servers that are watched, by where they come from; nothing where an exporter watches one. As"
-                " many as there are servers is good.",
+                "Watched servers by source; empty if an exporter watches only one. Should equal the number "
+                "of servers.",
                 Query(or_else(by(["source"], ours("exporter_targets")), nothing("source")), "{{source}}"),
                 stacked="normal",
                 defaults={"decimals": 0},
@@ -275,7 +275,8 @@ def _targets() -> Row:
             ),
             lines(
                 "Targets left out",
-                "Servers that are not watched: beyond poll.max_targets, or not to be told apart. 0 is good.",
+                "Servers that are not watched because they exceed poll.max_targets or have the same labels "
+                "as another. Should be 0.",
                 Query(or_none(by([], ours("exporter_targets_left_out"))), "left out"),
                 defaults={"decimals": 0},
                 overrides=[FROM_ONE],
@@ -283,7 +284,8 @@ def _targets() -> Row:
             ),
             lines(
                 "Discovery failures / s",
-                "Look-ups and files that brought no targets; those known before stay. 0 is good.",
+                "Failed DNS look-ups and unreadable target files per second; the known targets stay. Should"
+                " be 0.",
                 Query(
                     or_else(by(["source"], rate(ours("exporter_discovery_failures"))), nothing("source")),
                     "{{source}}",
@@ -292,18 +294,17 @@ def _targets() -> Row:
                 size=(5, 8),
             ),
             stat(
-                "Configuration good",
-                "Whether every exporter could use its configuration when it was last read. Yes is good; else"
-                " the log says what is wrong, and the old one is used.",
+                "Configuration valid",
+                "Whether the last configuration load of every exporter succeeded. Should be yes; otherwise "
+                "the log has the errors, and the exporter keeps the previous configuration.",
                 Query(f"min({ours('exporter_config_last_reload_successful')})"),
                 defaults={"mappings": [mapping({"0": ("no", "red"), "1": ("yes", "green")})]},
                 course=False,
                 size=(4, 8),
             ),
             stat(
-                "Configuration read",
-                "Time since an exporter last read its configuration and could use it. Since the last change"
-                " is good.",
+                "Configuration age",
+                "Time since an exporter last loaded a valid configuration. Should date from the last change.",
                 Query(f"time() - max({ours('exporter_config_last_reload_success_timestamp_seconds')})"),
                 unit="s",
                 defaults={"decimals": 0},
@@ -319,24 +320,24 @@ def _cost() -> Row:
     place = selector(*PLACE)
     its = f"and on (job, instance) {ours('exporter_build')}"
     return Row(
-        "Its own cost",
+        "Overhead",
         [
             lines(
                 "CPU",
-                "Share of one core that each exporter takes. Below one per cent is good at one poll a"
-                " second.",
+                "CPU time of each exporter, as a share of one core. Should stay below one per cent at one "
+                "poll per second.",
                 Query(named(f"rate(process_cpu_seconds_total{place}[$__rate_interval]) {its}"), WHERE),
                 unit="percentunit",
             ),
             lines(
                 "Memory",
-                "Resident memory of each exporter. Level after the first minutes is good.",
+                "Resident memory of each exporter. Should stay flat after the first minutes.",
                 Query(named(f"process_resident_memory_bytes{place} {its}"), WHERE),
                 unit="bytes",
             ),
             lines(
                 "Open files",
-                "File descriptors of each exporter. Level is good; a slope is a leak.",
+                "Open file descriptors of each exporter. Should stay flat; steady growth means a leak.",
                 Query(named(f"process_open_fds{place} {its}"), WHERE),
                 defaults={"decimals": 0},
             ),
@@ -348,7 +349,8 @@ def build() -> Json:
     """The dashboard."""
     return assembled(
         "exporter",
-        "The exporters themselves: do they get answers, how fast, what is not understood, what do they cost.",
+        "The exporters themselves: do polls succeed, how fast are they, what do they find, what is their "
+        "overhead.",
         _now(),
         _polling(),
         _watched(),

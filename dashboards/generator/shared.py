@@ -1,4 +1,4 @@
-"""What the dashboards share: variables, annotations, the table of verdicts."""
+"""Shared by the dashboards: variables, annotations, the table of verdicts."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 def assembled(name: str, text: str, *given: Row, time: str) -> Json:
-    """A dashboard of these rows; its fixed uid and its title come from its name."""
+    """Build a dashboard of these rows; its fixed uid and its title come from its name."""
     return dashboard(
         f"{TAG}-{name}",
         f"vLLM pressure: {name}",
@@ -53,7 +53,7 @@ def assembled(name: str, text: str, *given: Row, time: str) -> Json:
 
 
 def _variables() -> list[Json]:
-    """Each filtered by those before it."""
+    """Build the variables, each filtered by those before it."""
     titles = {
         "cluster": "Cluster", "namespace": "Namespace", "job": "Job", "pod": "Pod",
         "model_name": "Model", "engine": "Engine",
@@ -91,14 +91,14 @@ def _annotation(name: str, expr: str, colour: str, title: str, text: str) -> Jso
 
 
 def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -> Json:
-    """Engines with their verdicts, worst first.
+    """Build the table of engines with their verdicts, worst first.
 
     Args:
-        title: what it shows.
-        text: what good looks like.
+        title: of the panel.
+        text: its description.
         size: width and height in units of the grid.
-        more: columns that take the place of the sentence, each named by its expression; where there are
-            some, servers of many places are shown, and a click leads to the engine.
+        more: columns that replace the sentence, each named by its expression; with them the table shows
+            servers of many places, and a click opens the engine.
     """
     labels = (*ENGINE, "server")
     rank = " or ".join(f"({held(severity)}) * {severity.rank}" for severity in Severity)
@@ -110,9 +110,9 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
     numbers = [replace(column, name=f"Value #{chr(ord('C') + index)}") for index, column in enumerate(more)]
     place = [Column("cluster", "Cluster", 65), Column("namespace", "Namespace", 90)] if more else []
     model = [Column("model_name", "Model", 100)] if more else []
-    # What a click needs and nobody reads; which of them tells servers apart is for the installation to say.
+    # The link needs these labels; which of them distinguishes servers depends on the installation.
     unseen = [Column(label, label, look=HIDDEN) for label in ("pod", "target", "instance")] if more else []
-    sentence = Column("sentence", "What it means", None, [SENTENCES], look=WRAPPED)
+    sentence = Column("sentence", "Meaning", None, [SENTENCES], look=WRAPPED)
     return table(
         title,
         text,

@@ -1,4 +1,4 @@
-"""Words, colours and links, from the catalogue."""
+"""Words, colours and links, from the catalogue and the table of signals."""
 
 from collections.abc import Mapping
 from itertools import cycle
@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.words import WORDS
 from exporter.config import AnalysisConfig
 from exporter.publish.alerts.table import RUNBOOK_BASE
 from generator.panels import by_name, by_query, mapping
@@ -13,7 +14,7 @@ from generator.panels import by_name, by_query, mapping
 __all__ = [
     "AS_TEXT", "COLOURED", "EFFECTS", "FINDINGS", "FIXES", "FLAGS", "FROM_ONE", "HIDDEN", "LIMITS",
     "SENTENCES", "SEVERITIES", "VERDICTS", "VERDICT_FIELDS", "VERDICT_RUNBOOKS", "WRAPPED",
-    "runbook", "to_engine", "to_runbook",
+    "runbook", "short", "title", "to_engine", "to_runbook", "unit",
 ]  # fmt: skip
 
 Json = dict[str, Any]
@@ -23,7 +24,7 @@ LIMITS: Final = AnalysisConfig()
 
 
 def _colours() -> Mapping[str, str]:
-    """A colour for each verdict: the hue tells how bad, the shade which."""
+    """Give each verdict a colour: the hue shows the severity, the shade the verdict."""
     shades = {
         Severity.CRITICAL: ("dark-red", "semi-dark-red", "light-red", "super-light-red", "red"),
         Severity.WARNING: (
@@ -42,9 +43,27 @@ SEVERITY_COLOURS: Final = {"critical": "red", "warning": "orange", "info": "blue
 
 
 def words(name: str) -> str:
-    """A name as it is shown: ``preemption_thrash`` reads Preemption thrash."""
+    """Spell a name for people: ``preemption_thrash`` becomes Preemption thrash."""
     text = name.replace("_", " ").replace("kv", "KV")
     return text[:1].upper() + text[1:]
+
+
+_UNITS: Final = {"ratio": "percentunit", "seconds": "s"}  # Grafana's words
+
+
+def title(signal: str) -> str:
+    """Return the title of a signal's panel."""
+    return WORDS[signal].title
+
+
+def short(signal: str) -> str:
+    """Return the short title of a signal, for a tile or a column."""
+    return WORDS[signal].short[:1].upper() + WORDS[signal].short[1:]
+
+
+def unit(signal: str) -> str:
+    """Return Grafana's name for the unit of a signal."""
+    return _UNITS.get(WORDS[signal].unit, "short")
 
 
 VERDICTS: Final = mapping({name: (words(name), COLOURS[name]) for name in TABLE.verdicts})
@@ -53,9 +72,9 @@ VERDICT_RUNBOOKS: Final = mapping(
     {name: verdict.runbook or "README" for name, verdict in TABLE.verdicts.items()}
 )
 FINDINGS: Final = mapping(
-    {"none": "Nothing to add"} | {name: finding.summary for name, finding in TABLE.findings.items()}
+    {"none": "No findings"} | {name: finding.summary for name, finding in TABLE.findings.items()}
 )
-FIXES: Final = mapping({"none": "Nothing to change"} | {name: fix.title for name, fix in TABLE.fixes.items()})
+FIXES: Final = mapping({"none": "No change needed"} | {name: fix.title for name, fix in TABLE.fixes.items()})
 FLAGS: Final = mapping({"none": "-"} | {name: fix.flag_with("…") or "-" for name, fix in TABLE.fixes.items()})
 EFFECTS: Final = mapping({"none": "-"} | {name: fix.effect for name, fix in TABLE.fixes.items()})
 SEVERITIES: Final = mapping(
@@ -69,20 +88,20 @@ VERDICT_FIELDS: Final = tuple(
     for name in TABLE.verdicts
 )
 COLOURED: Final = {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
-# Up to Grafana 11 the cell knows whether it wraps, from 12 on the column.
+# Up to Grafana 11 wrapping is an option of the cell, from 12 on of the column.
 WRAPPED: Final = {"custom.cellOptions": {"type": "auto", "wrapText": True}, "custom.wrapText": True}
-# A column that is there for links: by the word of Grafana up to 12, and by that of later ones.
+# Hides a column that only links need: by the option of Grafana up to 12, and by that of later ones.
 HIDDEN: Final = {
     "custom.hidden": True,
     "custom.hideFrom": {"viz": True, "legend": False, "tooltip": False},
 }
-AS_TEXT: Final = "string"  # else a version such as 0.24 is taken for a number
-# Counts that are 0 as a rule are drawn at the bottom, not in the middle of nowhere.
+AS_TEXT: Final = "string"  # otherwise Grafana reads a version such as 0.24 as a number
+# Counts that are usually 0 are drawn at the bottom, not in the middle of an empty panel.
 FROM_ONE: Final = by_query("A", custom__axisSoftMax=1)
 
 
 def runbook(*verdicts: str) -> Json:
-    """Links of a panel to what to do."""
+    """Link a panel to runbooks."""
     files = {TABLE.entry(name).runbook for name in verdicts}
     links = [
         {"title": f"Runbook {file}", "url": f"{RUNBOOK_BASE}/{file}.md", "targetBlank": True}
@@ -92,12 +111,12 @@ def runbook(*verdicts: str) -> Json:
 
 
 def to_runbook() -> Json:
-    """From a cell that shows the name of a runbook."""
+    """Link a cell that shows the name of a runbook."""
     return {"title": "What to do", "url": f"{RUNBOOK_BASE}/${{__value.text}}.md", "targetBlank": True}
 
 
 def to_engine() -> Json:
-    """From a row of the fleet to the dashboard of its engine."""
+    """Link a row of the fleet to the dashboard of its engine."""
     chosen = "&".join(
         f"var-{label}=${{__data.fields.{title}}}"
         for label, title in (

@@ -258,13 +258,13 @@ def test_numbers_of_the_fleet_are_right(prometheus):
 
 def test_shares_of_time_are_the_whole_together(prometheus):
     """But for what is too little to be drawn."""
-    (share,) = (one for one in TARGETS if one.title == "Share of time, the range shown")
+    (share,) = (one for one in TARGETS if one.title == "Share of time, selected range")
     assert sum(value for _, (value,) in prometheus.of(share, {})) == pytest.approx(1, abs=0.01)
 
 
 def test_fixes_stand_by_rank_and_nothing_is_said_where_there_are_none(prometheus):
     """A table without rows would leave one wondering whether it works."""
-    (fixes,) = (one for one in TARGETS if one.title == "Advised changes, best first")
+    (fixes,) = (one for one in TARGETS if one.title == "Recommended changes, best first")
     ranks = sorted(value for _, (value,) in prometheus.of(fixes, STORM))
     assert ranks == list(itertools.islice(itertools.count(1), len(ranks)))
     ((labels, _),) = prometheus.of(fixes, {"pod": "llama-1"})
