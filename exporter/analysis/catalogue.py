@@ -19,7 +19,6 @@ except ImportError:
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 __all__ = [
-    "SCOPES",
     "TOPICS",
     "Catalogue",
     "Check",
@@ -32,7 +31,6 @@ __all__ = [
     "load",
 ]
 
-SCOPES: Final = ("engine", "model", "target")
 TOPICS: Final = ("availability", "progress", "preemption", "queue", "capacity", "information")
 """The groups of alerts, in the order of triage."""
 UNKNOWN_VALUE: Final = "VALUE"

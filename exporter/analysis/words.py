@@ -68,114 +68,58 @@ def number(name: str, value: float | None) -> str:
 
 SIGNALS: Final = (
     # Preemption.
-    Signal(
-        "preemptions_total", "Preemptions", "preempted", "number", 0,
-        "Preemptions since the exporter first saw the engine; survives restarts of vLLM. From num_preemptions.",
-    ),
-    Signal(
-        "preemptions_per_second", "Preemptions per second", "preemptions/s", "per_second", 2,
-        "Preemptions per second over analysis.window (60 s). From num_preemptions, which lags by a step or more.",
-    ),
-    Signal(
-        "preemptions_per_finished_request", "Preemptions per finished request", "preemptions per finished request",
-        "number", 2,
-        "Preemptions per finished request over analysis.long_window (300 s). Absent while no request finishes.",
-    ),
-    Signal(
-        "preemptions_inferred_per_second", "Inferred preemptions per second", "inferred preemptions/s", "per_second", 2,
-        "Preemptions per second over analysis.window (60 s) that only the gauges show so far: an estimate.",
-    ),
-    Signal(
-        "recomputed_ratio", "Recomputed tokens", "recomputed", "ratio", 0,
-        "Tokens computed again after a preemption / all computed tokens over analysis.window (60 s), 0-1: an estimate,"
-        " and an upper bound with prefix caching.",
-    ),
+    Signal("preemptions_total", "Preemptions", "preempted", "number", 0,
+           "Preemptions since the exporter first saw the engine; survives restarts of vLLM. From num_preemptions."),
+    Signal("preemptions_per_second", "Preemptions per second", "preemptions/s", "per_second", 2,
+           "Preemptions per second over analysis.window (60 s). From num_preemptions, which lags by a step or more."),
+    Signal("preemptions_per_finished_request", "Preemptions per finished request", "preemptions per finished request", "number", 2,
+           "Preemptions per finished request over analysis.long_window (300 s). Absent while no request finishes."),
+    Signal("preemptions_inferred_per_second", "Inferred preemptions per second", "inferred preemptions/s", "per_second", 2,
+           "Preemptions per second over analysis.window (60 s) that only the gauges show so far: an estimate."),
+    Signal("recomputed_ratio", "Recomputed tokens", "recomputed", "ratio", 0,
+           "Tokens computed again after a preemption / all computed tokens over analysis.window (60 s), 0-1: an estimate, and an upper bound with prefix caching."),
     # KV cache.
-    Signal(
-        "kv_usage_ratio", "KV cache usage", "KV usage", "ratio", 0,
-        "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc.",
-    ),
-    Signal(
-        "kv_usage_max_ratio", "Peak KV cache usage", "KV usage peak", "ratio", 0,
-        "Highest polled KV cache usage over analysis.window (60 s), 0-1.",
-    ),
-    Signal(
-        "kv_usage_mean_ratio", "Mean KV cache usage", "KV usage mean", "ratio", 0,
-        "Mean polled KV cache usage over analysis.window (60 s), 0-1.",
-    ),
-    Signal(
-        "kv_seconds_to_full", "Time until the KV cache is full", "KV full in", "seconds", 0,
-        "Seconds until the KV cache is full at the slope of analysis.window (60 s). Absent unless usage grows steadily.",
-    ),
-    Signal(
-        "kv_capacity_tokens", "KV cache capacity", "tokens of KV capacity", "tokens", 0,
-        "Tokens that the engine's KV cache holds. From cache_config_info: kv_cache_size_tokens, else an estimate from"
-        " blocks and block size.",
-    ),
-    Signal(
-        "kv_max_concurrency", "Longest requests that fit", "longest requests fit", "requests", 2,
-        "Requests of the maximum length that fit into the KV cache. From cache_config_info.",
-    ),
+    Signal("kv_usage_ratio", "KV cache usage", "KV usage", "ratio", 0,
+           "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc."),
+    Signal("kv_usage_max_ratio", "Peak KV cache usage", "KV usage peak", "ratio", 0,
+           "Highest polled KV cache usage over analysis.window (60 s), 0-1."),
+    Signal("kv_usage_mean_ratio", "Mean KV cache usage", "KV usage mean", "ratio", 0,
+           "Mean polled KV cache usage over analysis.window (60 s), 0-1."),
+    Signal("kv_seconds_to_full", "Time until the KV cache is full", "KV full in", "seconds", 0,
+           "Seconds until the KV cache is full at the slope of analysis.window (60 s). Absent unless usage grows steadily."),
+    Signal("kv_capacity_tokens", "KV cache capacity", "tokens of KV capacity", "tokens", 0,
+           "Tokens that the engine's KV cache holds. From cache_config_info: kv_cache_size_tokens, else an estimate from blocks and block size."),
+    Signal("kv_max_concurrency", "Longest requests that fit", "longest requests fit", "requests", 2,
+           "Requests of the maximum length that fit into the KV cache. From cache_config_info."),
     # Requests and work.
-    Signal(
-        "requests_running", "Running requests", "running", "requests", 0,
-        "Running requests at the last poll. From num_requests_running.",
-    ),
-    Signal(
-        "requests_waiting", "Waiting requests", "waiting", "requests", 0,
-        "Waiting requests at the last poll, including preempted ones. From num_requests_waiting.",
-    ),
-    Signal(
-        "requests_deferred", "Deferred requests", "deferred", "requests", 0,
-        "Waiting requests at the last poll that wait for something other than capacity."
-        " From num_requests_waiting_by_reason (0.20).",
-    ),
-    Signal(
-        "requests_finished_total", "Finished requests", "finished", "requests", 0,
-        "Requests finished since the exporter first saw the engine; survives restarts of vLLM. From request_success.",
-    ),
-    Signal(
-        "requests_finished_per_second", "Finished requests per second", "finished/s", "per_second", 2,
-        "Requests finished per second over analysis.window (60 s). From request_success.",
-    ),
-    Signal(
-        "generation_tokens_per_second", "Tokens per second", "tokens/s", "per_second", 0,
-        "Tokens generated per second over analysis.window (60 s). From generation_tokens.",
-    ),
-    Signal(
-        "generation_tokens_per_second_recent", "Usual tokens per second", "tokens/s usually", "per_second", 0,
-        "Tokens generated per second by this engine in recent calm times.",
-    ),
-    Signal(
-        "prompt_tokens_per_second", "Prompt tokens per second", "prompt tokens/s", "per_second", 0,
-        "Prompt tokens computed per second over analysis.window (60 s). From prompt_tokens.",
-    ),
-    Signal(
-        "engine_steps_per_second", "Engine steps per second", "steps/s", "per_second", 1,
-        "Engine steps per second that generated a token, over analysis.window (60 s). From iteration_tokens_total.",
-    ),
-    Signal(
-        "queue_time_mean_seconds", "Mean queue time", "queue time", "seconds", 2,
-        "Mean time from arrival to the first scheduling over analysis.window (60 s), longer where no request was"
-        " scheduled. From request_queue_time_seconds.",
-    ),
-    Signal(
-        "inter_token_latency_mean_seconds", "Mean inter-token latency", "inter-token latency", "seconds", 3,
-        "Mean time between two tokens of a request over analysis.window (60 s), including the stall of a preempted"
-        " request. From inter_token_latency_seconds.",
-    ),
-    Signal(
-        "time_to_first_token_mean_seconds", "Mean time to first token", "time to first token", "seconds", 2,
-        "Mean time from arrival to the first token over analysis.window (60 s). From time_to_first_token_seconds.",
-    ),
-    Signal(
-        "prefix_cache_hit_ratio", "Prefix cache hit ratio", "prefix cache hits", "ratio", 0,
-        "Prefix cache hits / queries over analysis.window (60 s), longer where there were no queries, 0-1.",
-    ),
-    Signal(
-        "progress_idle_seconds", "Time without progress", "no progress for", "seconds", 0,
-        "Seconds since engine steps, tokens or KV usage last changed.",
-    ),
+    Signal("requests_running", "Running requests", "running", "requests", 0,
+           "Running requests at the last poll. From num_requests_running."),
+    Signal("requests_waiting", "Waiting requests", "waiting", "requests", 0,
+           "Waiting requests at the last poll, including preempted ones. From num_requests_waiting."),
+    Signal("requests_deferred", "Deferred requests", "deferred", "requests", 0,
+           "Waiting requests at the last poll that wait for something other than capacity. From num_requests_waiting_by_reason (0.20)."),
+    Signal("requests_finished_total", "Finished requests", "finished", "requests", 0,
+           "Requests finished since the exporter first saw the engine; survives restarts of vLLM. From request_success."),
+    Signal("requests_finished_per_second", "Finished requests per second", "finished/s", "per_second", 2,
+           "Requests finished per second over analysis.window (60 s). From request_success."),
+    Signal("generation_tokens_per_second", "Tokens per second", "tokens/s", "per_second", 0,
+           "Tokens generated per second over analysis.window (60 s). From generation_tokens."),
+    Signal("generation_tokens_per_second_recent", "Usual tokens per second", "tokens/s usually", "per_second", 0,
+           "Tokens generated per second by this engine in recent calm times."),
+    Signal("prompt_tokens_per_second", "Prompt tokens per second", "prompt tokens/s", "per_second", 0,
+           "Prompt tokens computed per second over analysis.window (60 s). From prompt_tokens."),
+    Signal("engine_steps_per_second", "Engine steps per second", "steps/s", "per_second", 1,
+           "Engine steps per second that generated a token, over analysis.window (60 s). From iteration_tokens_total."),
+    Signal("queue_time_mean_seconds", "Mean queue time", "queue time", "seconds", 2,
+           "Mean time from arrival to the first scheduling over analysis.window (60 s), longer where no request was scheduled. From request_queue_time_seconds."),
+    Signal("inter_token_latency_mean_seconds", "Mean inter-token latency", "inter-token latency", "seconds", 3,
+           "Mean time between two tokens of a request over analysis.window (60 s), including the stall of a preempted request. From inter_token_latency_seconds."),
+    Signal("time_to_first_token_mean_seconds", "Mean time to first token", "time to first token", "seconds", 2,
+           "Mean time from arrival to the first token over analysis.window (60 s). From time_to_first_token_seconds."),
+    Signal("prefix_cache_hit_ratio", "Prefix cache hit ratio", "prefix cache hits", "ratio", 0,
+           "Prefix cache hits / queries over analysis.window (60 s), longer where there were no queries, 0-1."),
+    Signal("progress_idle_seconds", "Time without progress", "no progress for", "seconds", 0,
+           "Seconds since engine steps, tokens or KV usage last changed."),
     # Evidence of verdicts that is no signal.
     Signal("waiting_share", "Share of polls with a queue", "polls with a queue", "ratio"),
     Signal("kv_usage_growth", "Growth of KV cache usage", "KV growth", "ratio", 1),

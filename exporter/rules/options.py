@@ -79,73 +79,29 @@ class Thresholds:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add = parser.add_argument
-    add(
-        "--native",
-        action="store_true",
-        help="the rules on vLLM's own series, for servers without the exporter",
-    )
-    add(
-        "--selector",
-        type=_selector,
-        default="",
-        metavar="MATCHERS",
-        help="matchers for every series, such as 'cluster=~\"eu.*\"'",
-    )
+    # fmt: off
+    add("--native", action="store_true",
+        help="the rules on vLLM's own series, for servers without the exporter")
+    add("--selector", type=_selector, default="", metavar="MATCHERS",
+        help="matchers for every series, such as 'cluster=~\"eu.*\"'")
     add("--job", default="", help=f"the scrape job (default: {JOB}, with --native {NATIVE_JOB})")
-    add(
-        "--server-label",
-        type=_label,
-        default="pod",
-        metavar="LABEL",
-        help="the label that distinguishes servers (default: pod); instance outside Kubernetes",
-    )
-    add(
-        "--label",
-        dest="labels",
-        type=_pair,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a label for every alert, such as team=llm; may be repeated",
-    )
-    add(
-        "--page-by",
-        choices=("model", "engine"),
-        default="model",
-        metavar="model|engine",
-        help="page when a tenth of a model's engines are in trouble (the default), or for each engine",
-    )
-    add(
-        "--disable",
-        dest="disabled",
-        action="append",
-        default=[],
-        metavar="ALERT",
-        help="leave an alert out; may be repeated",
-    )
-    add(
-        "--threshold",
-        dest="thresholds",
-        type=_threshold,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"with --native; may be repeated: {', '.join(Thresholds.names())}",
-    )
-    add("--runbook-base", default="", metavar="URL", help="where the runbooks are")
-    add(
-        "--dashboard-base",
-        default=DASHBOARD_BASE,
-        metavar="URL",
-        help=f"where Grafana is (default: {DASHBOARD_BASE})",
-    )
-    add(
-        "--format",
-        choices=("prometheus", "prometheusrule"),
-        default="prometheus",
+    add("--server-label", type=_label, default="pod", metavar="LABEL",
+        help="the label that distinguishes servers (default: pod); instance outside Kubernetes")
+    add("--label", dest="labels", type=_pair, action="append", default=[], metavar="NAME=VALUE",
+        help="a label for every alert, such as team=llm; may be repeated")
+    add("--page-by", choices=("model", "engine"), default="model", metavar="model|engine",
+        help="page when a tenth of a model's engines are in trouble (the default), or for each engine")
+    add("--disable", dest="disabled", action="append", default=[], metavar="ALERT",
+        help="leave an alert out; may be repeated")
+    add("--threshold", dest="thresholds", type=_threshold, action="append", default=[], metavar="NAME=VALUE",
+        help=f"with --native; may be repeated: {', '.join(Thresholds.names())}")
+    add("--runbook-base", default="", metavar="URL", help="URL of the runbooks")
+    add("--dashboard-base", default=DASHBOARD_BASE, metavar="URL",
+        help=f"URL of Grafana (default: {DASHBOARD_BASE})")
+    add("--format", choices=("prometheus", "prometheusrule"), default="prometheus",
         metavar="prometheus|prometheusrule",
-        help="a rule file (the default), or a resource of the Prometheus operator",
-    )
+        help="a rule file (the default), or a resource of the Prometheus operator")
+    # fmt: on
 
 
 def _selector(text: str) -> str:

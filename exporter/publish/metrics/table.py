@@ -36,78 +36,32 @@ def _signal(name: str) -> MetricRow:
 METRICS: Final[tuple[MetricRow, ...]] = (
     # The target.
     MetricRow("up", "gauge", (), "1 if the last poll of vLLM's metrics succeeded, otherwise 0."),
-    MetricRow(
-        "last_success_timestamp_seconds", "gauge", (), "Unix time of the last successful poll. Absent before the first."
-    ),
+    MetricRow("last_success_timestamp_seconds", "gauge", (), "Unix time of the last successful poll. Absent before the first."),
     MetricRow("engines", "gauge", (), "Engines in the last successful poll. Absent before the first."),
     MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last successful poll lacked."),
-    MetricRow(
-        "restarts", "counter", (),
-        "New server processes seen: another process start time, or counters that fell.",
-    ),
-    MetricRow(
-        "engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"),
-        "Version and KV cache of the engine. The version is the oldest release that prints these names.",
-    ),
+    MetricRow("restarts", "counter", (), "New server processes seen: another process start time, or counters that fell."),
+    MetricRow("engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"), "Version and KV cache of the engine. The version is the oldest release that prints these names."),
     # Verdicts.
-    MetricRow(
-        "verdict", "gauge", (*_ENGINE, "verdict"), "1 if this is the engine's current verdict, otherwise 0.",
-    ),
-    MetricRow(
-        "verdict_seconds", "counter", (*_ENGINE, "verdict"),
-        "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time.",
-    ),
-    MetricRow(
-        "finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine.",
-    ),
+    MetricRow("verdict", "gauge", (*_ENGINE, "verdict"), "1 if this is the engine's current verdict, otherwise 0."),
+    MetricRow("verdict_seconds", "counter", (*_ENGINE, "verdict"), "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time."),
+    MetricRow("finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine."),
     MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the best."),
-    MetricRow(
-        "saturation_ratio", "gauge", (*_ENGINE, "resource"),
-        'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running'
-        ' and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs.'
-        " Absent when unknown.",
-    ),
-    MetricRow(
-        "target_verdict", "gauge", ("verdict",),
-        "1 if this is the target's current verdict, otherwise 0. A target is healthy where an engine can be read.",
-    ),
+    MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
+    MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is healthy where an engine can be read."),
     MetricRow("target_finding", "gauge", ("finding",), "1 for each finding that currently applies to the target."),
-    MetricRow(
-        "model_finding", "gauge", ("model_name", "finding"),
-        "1 for each finding that currently applies to the engines of a model together.",
-    ),
+    MetricRow("model_finding", "gauge", ("model_name", "finding"), "1 for each finding that currently applies to the engines of a model together."),
     # Signals.
-    *map(
-        _signal,
-        (
-            "kv_usage_ratio",
-            "kv_usage_max_ratio",
-            "kv_usage_mean_ratio",
-            "kv_capacity_tokens",
-            "kv_max_concurrency",
-            "kv_seconds_to_full",
-        ),
-    ),
-    MetricRow(
-        "kv_usage_polled_ratio", "histogram", _ENGINE,
-        "KV cache usage of every successful poll since the exporter first saw the engine, 0-1.",
-    ),
-    *map(
-        _signal,
-        (
-            "preemptions_total",
-            "preemptions_per_second",
-            "preemptions_per_finished_request",
-            "recomputed_ratio",
-            "requests_running",
-            "requests_waiting",
-            "requests_deferred",
-            "requests_finished_total",
-            "generation_tokens_per_second",
-            "inter_token_latency_mean_seconds",
-            "prefix_cache_hit_ratio",
-        ),
-    ),
+    *map(_signal, (
+        "kv_usage_ratio", "kv_usage_max_ratio", "kv_usage_mean_ratio", "kv_capacity_tokens",
+        "kv_max_concurrency", "kv_seconds_to_full",
+    )),
+    MetricRow("kv_usage_polled_ratio", "histogram", _ENGINE, "KV cache usage of every successful poll since the exporter first saw the engine, 0-1."),
+    *map(_signal, (
+        "preemptions_total", "preemptions_per_second", "preemptions_per_finished_request",
+        "recomputed_ratio", "requests_running", "requests_waiting", "requests_deferred",
+        "requests_finished_total", "generation_tokens_per_second", "inter_token_latency_mean_seconds",
+        "prefix_cache_hit_ratio",
+    )),
 )  # fmt: skip
 
 # The exporter about itself.
@@ -126,11 +80,7 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("exporter_discovery_failures", "counter", ("source",), "Look-ups and files that returned no targets, by source; the known targets are kept."),
     MetricRow("exporter_config_last_reload_successful", "gauge", (), "1 if the last load of the configuration succeeded, otherwise 0."),
     MetricRow("exporter_config_last_reload_success_timestamp_seconds", "gauge", (), "Unix time of the last successful load of the configuration."),
-    MetricRow(
-        "exporter_notifications", "counter", ("outcome",),
-        "Alerts pushed, counted per Alertmanager and attempt, by outcome: sent, failed (retried), rejected (status 400"
-        " and similar), dropped (too late, or too many waiting).",
-    ),
+    MetricRow("exporter_notifications", "counter", ("outcome",), "Alerts pushed, counted per Alertmanager and attempt, by outcome: sent, failed (retried), rejected (status 400 and similar), dropped (too late, or too many waiting)."),
 )  # fmt: skip
 
 TARGET_VERDICTS: Final = tuple(
@@ -139,7 +89,7 @@ TARGET_VERDICTS: Final = tuple(
 
 
 class ReadingCollector(RowCollector):
-    """Shows the latest reading of a target.
+    """Exports the latest reading of a target.
 
     Example of the output for one engine (a part)::
 
@@ -158,14 +108,14 @@ class ReadingCollector(RowCollector):
         on_failure: Callable[[str], None] = lambda _name: None,
         labels: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Take the world as parameters.
+        """Take clocks and readings as parameters.
 
         Args:
             latest: the last reading, None before the first poll has ended.
             clock: the clock by which readings are timed.
             wall_clock: unix seconds.
             on_failure: called with the name of a metric that could not be built.
-            labels: what stands on every series, where several targets are to be told apart.
+            labels: of every series, where there are several targets.
         """
         super().__init__(on_failure)
         self._latest = latest
@@ -193,14 +143,14 @@ class ReadingCollector(RowCollector):
         }
 
     def begin(self) -> bool:
-        """Take the reading that is shown: all metrics of one scrape are of one moment."""
+        """Keep the latest reading, so that all metrics of one scrape are of one moment."""
         self._reading = reading = self._latest()
         if reading is not None and len(self._of) > 2 * len(reading.engines) + len(reading.models):
             self._of.clear()  # of engines that are gone
         return reading is not None
 
     def samples(self, row: MetricRow) -> Samples | None:
-        """What the reading says of one metric."""
+        """Return the samples of one metric."""
         reading = self._reading
         if reading is None:
             return None
@@ -215,7 +165,7 @@ class ReadingCollector(RowCollector):
         return labels
 
     def _signal(self, row: MetricRow, reading: TargetReading) -> Samples | None:
-        """A metric that shows one signal: counters always, measured values until they are too old."""
+        """Return the samples of a signal: of counters always, of measured values until they are too old."""
         found: Samples = []
         now, suffix = self._clock(), "_total" if row.type == "counter" else ""
         for engine in reading.engines.values():
@@ -226,7 +176,7 @@ class ReadingCollector(RowCollector):
         return found or None
 
     def _up(self, reading: TargetReading) -> Samples:
-        # A poller that is stuck has no new reading: what it last said is not true for ever.
+        # A poller that hangs makes no new reading, and the last one does not stay true.
         fresh = self._clock() - reading.t <= reading.max_age
         return self._single(float(reading.up and fresh))
 
