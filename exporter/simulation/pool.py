@@ -181,16 +181,6 @@ class Pool:
             else:
                 self._blank += 1
 
-    def reset(self) -> bool:
-        """Forget every cached text; refused (False) while a block is held, as in vLLM."""
-        if self.free != self.size:
-            return False
-        for cached in self._queue:
-            cached.lose(cached.blocks)
-        self._queue.clear()
-        self._blank = self.free
-        return True
-
     @property
     def cached(self) -> int:
         """Free blocks whose text can still be found."""

@@ -130,19 +130,6 @@ class Scheduler:
         self.totals.aborted += 1
         return True
 
-    def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
-        """Forget all cached prefixes, as ``/reset_prefix_cache``; refused while requests run.
-
-        With ``reset_running`` all running requests are preempted first: preemptions that no shortage
-        of blocks caused.
-        """
-        if reset_running:
-            self._in_flight = []
-            while self._roster.running:
-                self._preempt(self._roster.last())
-            self._count(self._in_flight)
-        return self.pool.reset()
-
     def hold_blocks(self, blocks: int) -> bool:
         """Take free blocks out of use, for a load or a leak; False if there are not enough."""
         if blocks > self.pool.free:

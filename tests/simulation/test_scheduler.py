@@ -313,37 +313,6 @@ def test_async_scheduling_frees_a_finished_request_one_step_late():
     assert third.admitted == 4
 
 
-def test_resetting_the_prefix_cache_is_refused_while_requests_run():
-    """As vLLM does, unless told to preempt them."""
-    engine = scheduler(10)
-    add(engine, (8, 9))
-    engine.step()
-    assert not engine.reset_prefix_cache()
-
-
-def test_resetting_the_prefix_cache_may_preempt_everything():
-    """Preemptions with an almost empty pool; all resume, in their old order, from nothing."""
-    engine = scheduler(100)
-    first, second = add(engine, (8, 9), (8, 9))
-    steps(engine, 2)
-    assert engine.reset_prefix_cache(reset_running=True)
-    assert engine.totals.preemptions == 2
-    assert (engine.running, engine.waiting) == (0, 2)
-    engine.step()
-    assert engine.totals.recomputed_tokens == 18
-    assert first.seat < second.seat
-
-
-def test_after_a_reset_nothing_is_found_any_more():
-    """Cached texts are forgotten, the blocks stay free."""
-    engine = scheduler(10)
-    add(engine, (8, 1), prefix="system", prefix_tokens=8)
-    engine.step()
-    assert engine.pool.cached == 2
-    assert engine.reset_prefix_cache()
-    assert (engine.pool.cached, engine.pool.free) == (0, 10)
-
-
 def test_swapping_keeps_what_was_computed():
     """Nothing is computed again; the blocks go to host memory and come back."""
     engine = scheduler(4, recovery="swap", swap_blocks=10, enable_prefix_caching=False)
