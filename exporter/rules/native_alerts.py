@@ -23,7 +23,6 @@ class NativeAlert:
     """One alert.
 
     Attributes:
-        name: without ``VllmNative``.
         entry: the verdict or finding whose words, topic and timing it uses.
         condition: PromQL per engine.
         shown: numbers of the description: a recorded series, and the signal whose words it has.
@@ -33,7 +32,6 @@ class NativeAlert:
         severity: of the alert of one engine.
     """
 
-    name: str
     entry: str
     condition: str
     shown: tuple[tuple[str, str], ...] = ()
@@ -41,6 +39,11 @@ class NativeAlert:
     comment: str = ""
     page: bool = False
     severity: Severity = Severity.WARNING
+
+    @property
+    def name(self) -> str:
+        """The alert's name without ``VllmNative``: that of the entry in camel case."""
+        return "".join(part.capitalize() for part in self.entry.split("_"))
 
 
 def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tuple[NativeAlert, ...]:
@@ -51,14 +54,50 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
         missing: PromQL of servers without vLLM's series, and of engines without KV usage.
         thresholds: the values that series are compared with.
     """
-    conditions = _Conditions(thresholds)
+    c = _Conditions(thresholds)
+    queue = (_WAITING, _RUNNING, _KV)
     return (
-        *_availability(unreachable, missing),
-        *_progress(conditions),
-        *_preemption(conditions),
-        *_queue(conditions),
-        NativeAlert("Restarted", "restarted", f"{recorded('resets')} > 0", severity=Severity.INFO),
-    )
+        NativeAlert(
+            "unreachable", unreachable, summary="Prometheus cannot scrape a vLLM server.", page=True,
+            comment="A server that was scraped within the last hour, and now every scrape fails.",
+        ),
+        NativeAlert(
+            "metrics_missing", missing,
+            comment="A successful scrape without any series of running requests or tokens; or work without\n"
+            "any of the names that KV usage has had.",
+        ),
+        NativeAlert(
+            "engine_stalled", f"{c.running}\nand {c.still}", (_RUNNING, _KV), page=True,
+            comment="KV usage counts as a sign of work: a long prefill changes nothing else.",
+        ),
+        NativeAlert(
+            "scheduler_deadlock", f"{c.waiting}\nand {c.none_runs}\nand {c.still}", (_WAITING, _KV), page=True
+        ),
+        NativeAlert(
+            "preemption_thrash", c.storm, (_RATE, _KV, _RUNNING), page=True,
+            comment="At least as many preemptions as finished requests, and more than long answers have in\n"
+            "a healthy engine; the pool was full at its peak, whatever it reads now.",
+        ),
+        NativeAlert(
+            "kv_bound", f"{c.waiting}\nand {c.full}{_unless(c.storm, c.deferred)}", queue,
+            summary="Requests wait, the KV pool is full, and few are preempted.",
+        ),
+        NativeAlert(
+            "seat_bound", f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}", queue,
+            summary="Requests wait, as many run as before, and KV has room, so seats are the likely limit.",
+            comment="vLLM exports no max_num_seqs: a plateau is a hint, not a proof.",
+        ),
+        NativeAlert(
+            "deferred_wait", c.deferred, (_WAITING, _DEFERRED, _RUNNING, _KV),
+            comment="vLLM reports this from 0.20 on.",
+        ),
+        NativeAlert(
+            "queue_not_kv", f"{c.waiting}\nand {c.room}{_unless(c.plateau, c.deferred)}", queue,
+            summary="Requests wait, and KV usage is low.",
+            comment="A long prompt may still not fit; a percentage does not show that.",
+        ),
+        NativeAlert("restarted", f"{recorded('resets')} > 0", severity=Severity.INFO),
+    )  # fmt: skip
 
 
 class _Conditions:
@@ -88,97 +127,3 @@ class _Conditions:
 
 def _unless(*conditions: str) -> str:
     return "".join(f"\nunless (\n{block(condition)}\n)" for condition in conditions)
-
-
-def _availability(unreachable: str, missing: str) -> tuple[NativeAlert, ...]:
-    return (
-        NativeAlert(
-            "Unreachable",
-            "unreachable",
-            unreachable,
-            summary="Prometheus cannot scrape a vLLM server.",
-            comment="A server that was scraped within the last hour, and now every scrape fails.",
-            page=True,
-        ),
-        NativeAlert(
-            "MetricsMissing",
-            "metrics_missing",
-            missing,
-            comment=(
-                "A successful scrape without any series of running requests or tokens; or work without any\n"
-                "of the names that KV usage has had."
-            ),
-        ),
-    )
-
-
-def _progress(c: _Conditions) -> tuple[NativeAlert, ...]:
-    return (
-        NativeAlert(
-            "EngineStalled",
-            "engine_stalled",
-            f"{c.running}\nand {c.still}",
-            (_RUNNING, _KV),
-            comment="KV usage counts as a sign of work: a long prefill changes nothing else.",
-            page=True,
-        ),
-        NativeAlert(
-            "SchedulerDeadlock",
-            "scheduler_deadlock",
-            f"{c.waiting}\nand {c.none_runs}\nand {c.still}",
-            (_WAITING, _KV),
-            page=True,
-        ),
-    )
-
-
-def _preemption(c: _Conditions) -> tuple[NativeAlert, ...]:
-    return (
-        NativeAlert(
-            "PreemptionThrash",
-            "preemption_thrash",
-            c.storm,
-            (_RATE, _KV, _RUNNING),
-            comment=(
-                "At least as many preemptions as finished requests, and more than long answers have in a\n"
-                "healthy engine; the pool was full at its peak, whatever it reads now."
-            ),
-            page=True,
-        ),
-    )
-
-
-def _queue(c: _Conditions) -> tuple[NativeAlert, ...]:
-    shown = (_WAITING, _RUNNING, _KV)
-    return (
-        NativeAlert(
-            "KvBound",
-            "kv_bound",
-            f"{c.waiting}\nand {c.full}{_unless(c.storm, c.deferred)}",
-            shown,
-            summary="Requests wait, the KV pool is full, and few are preempted.",
-        ),
-        NativeAlert(
-            "SeatBound",
-            "seat_bound",
-            f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}",
-            shown,
-            summary="Requests wait, as many run as before, and KV has room, so seats are the likely limit.",
-            comment="vLLM exports no max_num_seqs: a plateau is a hint, not a proof.",
-        ),
-        NativeAlert(
-            "DeferredWait",
-            "deferred_wait",
-            c.deferred,
-            (_WAITING, _DEFERRED, _RUNNING, _KV),
-            comment="vLLM reports this from 0.20 on.",
-        ),
-        NativeAlert(
-            "QueueNotKv",
-            "queue_not_kv",
-            f"{c.waiting}\nand {c.room}{_unless(c.plateau, c.deferred)}",
-            shown,
-            summary="Requests wait, and KV usage is low.",
-            comment="A long prompt may still not fit; a percentage does not show that.",
-        ),
-    )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from exporter.analysis import catalogue
@@ -131,7 +132,8 @@ class ActiveAlerts:
             wall: the time of the reading in unix seconds.
         """
         t, notices = reading.t, []
-        holding = {self._key(candidate): candidate for candidate in _all(reading, self._table)}
+        candidates = chain(*(find(reading, self._table) for find in (_of_engines, _of_models, _of_target)))
+        holding = {self._key(candidate): candidate for candidate in candidates}
         for key, candidate in holding.items():
             state = self._states.setdefault(key, _State(candidate, t))
             state.candidate = candidate
@@ -187,13 +189,6 @@ class ActiveAlerts:
             where=self._where,
         )
         return description(candidate.alert.entry, who, tuple(_numbers(candidate)), _fixes(candidate))
-
-
-def _all(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
-    """Yield every alert whose condition applies after a poll."""
-    yield from _of_engines(reading, table)
-    yield from _of_models(reading, table)
-    yield from _of_target(reading, table)
 
 
 def _of_engines(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
