@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exporter"
 # What computes and touches nothing: no clock, no file but its own tables, no network, no chance but its own.
@@ -125,16 +123,22 @@ def crossed(path: Path, room: Room, name: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_data_flows_one_way(path):
+def test_data_flows_one_way():
     """No room imports what lies to its right, and the pure ones nothing that touches the world."""
-    name = path.relative_to(PACKAGE).parts[0]
-    assert not crossed(path, ROOMS[name], name)
+    crossings = {}
+    for path in MODULES:
+        name = path.relative_to(PACKAGE).parts[0]
+        if found := crossed(path, ROOMS[name], name):
+            crossings[str(path.relative_to(PACKAGE))] = found
+    assert len(MODULES) > 100
+    assert not crossings
 
 
-@pytest.mark.parametrize(
-    ("room", "line"),
-    [
+def test_a_wall_is_seen(tmp_path, monkeypatch):
+    """Each of these would be a way through it."""
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
+    unseen = []
+    for room, line in (
         ("analysis", "import exporter.runtime.fleet"),
         ("analysis", "from exporter.runtime import fleet"),
         ("analysis", "from exporter.runtime.loop import run"),
@@ -162,15 +166,13 @@ def test_data_flows_one_way(path):
         ("vllm", "import prometheus_client"),
         ("rules", "import requests"),
         ("config", "import asyncio"),
-    ],
-)
-def test_a_wall_is_seen(room, line, tmp_path, monkeypatch):
-    """Each of these would be a way through it."""
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    path = tmp_path / room / "new.py"
-    path.parent.mkdir()
-    path.write_text(f"import math\nfrom exporter.config import Config\n{line}\n")
-    assert crossed(path, ROOMS[room], room)
+    ):
+        path = tmp_path / room / "new.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"import math\nfrom exporter.config import Config\n{line}\n")
+        if not crossed(path, ROOMS[room], room):
+            unseen.append((room, line))
+    assert not unseen
 
 
 def test_nothing_stands_outside_a_room():
@@ -245,11 +247,7 @@ def test_a_reading_of_the_clock_stands_in_few_places():
     }
     rooms = ("runtime/", "standin/")
     # The push prints times that it is given.
-    assert {name for name in readers if not name.startswith(rooms)} <= {
-        "publish/alerts/push.py",
-        "commands/check.py",
-        "commands/demo.py",
-    }
+    assert {name for name in readers if not name.startswith(rooms)} == {"publish/alerts/push.py"}
 
 
 def test_the_pure_pipeline_loads_no_network():

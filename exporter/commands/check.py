@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -23,6 +22,7 @@ from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.publish.terminal import Paint, coloured, headline, plain, report
 from exporter.runtime import loop
+from exporter.runtime.clocks import SYSTEM
 from exporter.runtime.pace import Pace
 from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.simulation import worker
@@ -114,7 +114,7 @@ async def _watch(config: Config, seconds: float, progress: Callable[[str], None]
     """Poll the target for some seconds; `progress` gets a line after every poll."""
     target = config.targets[0]
     last: list[TargetReading] = []
-    start = time.monotonic()
+    start = SYSTEM.monotonic()
     pipeline = Pipeline(
         shrink_windows(config.analysis, seconds), target.facts, config.poll.interval, config.engine.args
     )
@@ -122,7 +122,7 @@ async def _watch(config: Config, seconds: float, progress: Callable[[str], None]
 
     def note(outcome: PollOutcome) -> None:
         last[:] = [outcome.reading]
-        progress(f"{time.monotonic() - start:5.1f}s of {seconds:g}s  {headline(outcome.reading)}")
+        progress(f"{SYSTEM.monotonic() - start:5.1f}s of {seconds:g}s  {headline(outcome.reading)}")
 
     client = MetricsClient(target, config.poll)
     watcher = Watcher(client, pipeline, Pace(config.poll.interval), note, prober=prober)

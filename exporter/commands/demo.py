@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from exporter.commands._outcome import ExitStatus
 from exporter.commands._timeline import describe_poll
 from exporter.config import Config, TargetConfig, WebConfig, add_flags
 from exporter.runtime import loop
+from exporter.runtime.clocks import SYSTEM
 from exporter.runtime.sidecar import Sidecar
 from exporter.runtime.signals import stop_signal
 from exporter.standin.metrics_page import VERSIONS
@@ -140,15 +140,15 @@ async def _follow(
     seconds: float | None,
 ) -> None:
     """Write a line per second, and one at the start of each act, until a signal or the end of the time."""
-    start = time.monotonic()
+    start = SYSTEM.monotonic()
     end = math.inf if seconds is None else start + seconds
     due, current = start, ""
     while not stopped.done() and due < end:
         due = min(due + 1.0, end)
-        await asyncio.wait({stopped}, timeout=max(0.0, due - time.monotonic()))
+        await asyncio.wait({stopped}, timeout=max(0.0, due - SYSTEM.monotonic()))
         if sidecar.reading is None or stopped.done():
             continue
-        passed = time.monotonic() - start
+        passed = SYSTEM.monotonic() - start
         act = story.act_at(passed) if story is not None else None
         if act is not None and act.name != current:
             current = act.name

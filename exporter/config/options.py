@@ -346,7 +346,7 @@ def read_section(
         kind: the dataclass.
         given: the file's part for it, unchecked; None if the file has none.
         path: prefix of its keys in `problems`, such as ``targets[0].``.
-        over: values from flags and environment by key within this section; a `Refused` stands for a bad one.
+        over: values from flags and environment by key within this section; `Refused` for an invalid one.
         problems: errors are added here.
 
     Returns:
@@ -358,24 +358,24 @@ def read_section(
     before = len(problems)
     rows = _rows(kind)
     problems += [path + unknown(key, rows) for key in tree if key not in rows]
-    good, values = True, dict[str, Any]()
+    valid, values = True, dict[str, Any]()
     for key, (field, what) in rows.items():
         if isinstance(what, Option):
             raw = tree.get(key)
             value = None if raw is None else attempt(what.kind, raw, path + key, problems)
             value = over.get(key, value)
-            good = good and not isinstance(value, Refused)
+            valid = valid and not isinstance(value, Refused)
             if value is not None and not isinstance(value, Refused):
                 values[field] = value
         elif what is not None:
             inner = {k.removeprefix(f"{key}."): v for k, v in over.items() if k.startswith(f"{key}.")}
-            values[field], fine = read_section(what, tree.get(key), f"{path}{key}.", inner, problems)
-            good = good and fine
-    good = good and len(problems) == before
+            values[field], inner_valid = read_section(what, tree.get(key), f"{path}{key}.", inner, problems)
+            valid = valid and inner_valid
+    valid = valid and len(problems) == before
     built = kind(**values)
-    if good:  # a default in place of an invalid value could cause false conflicts
+    if valid:  # a default in place of an invalid value could cause false conflicts
         problems += [path + conflict for conflict in built.conflicts()]
-    return built, good
+    return built, valid
 
 
 def plain(part: Section) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The clocks of the process, for whoever takes the time as a parameter."""
+"""The clocks of the process, for code that takes the time as a parameter."""
 
 import time
 from collections.abc import Callable

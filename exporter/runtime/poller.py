@@ -103,7 +103,7 @@ class Watcher:
             self._note_pace(interval)
             self._take(now, answer)
             self._reading_seconds = self._clock() - now
-            del answer  # perhaps megabytes, which must not lie beside the next one
+            del answer  # perhaps megabytes, which must not stay in memory with the next one
             await self._sleep(max(0.0, start - self._clock()))
 
     async def _fetch(self) -> Answer:

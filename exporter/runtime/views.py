@@ -21,7 +21,7 @@ __all__ = ["FleetViews"]
 
 
 class FleetViews:
-    """Builds each view from the latest readings, when somebody asks for it."""
+    """Builds each view from the latest readings, on request."""
 
     def __init__(self, fleet: Fleet, own: ExporterMetrics, process: ProcessCollector, clocks: Clocks) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""The server's answers to questions beside its metrics: its version, its longest request, its configuration.
+"""The server's answers about itself: its version, its longest request, its configuration.
 
 ``/server_info`` answers in vLLM's development mode only, and holds the environment with its keys;
 ``/v1/models`` holds names and paths. Only the facts that the configuration may hold too are kept.

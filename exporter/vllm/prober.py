@@ -1,4 +1,4 @@
-"""Asks a server for its version, its longest request and its configuration, beside the polls."""
+"""Asks a server for its version, its longest request and its configuration, between the polls."""
 
 import asyncio
 import logging

@@ -60,12 +60,13 @@ def test_each_option_has_its_own_flag_and_variable():
     assert (listen.flag, listen.env) == ("--web.listen-address", "VLLM_PRESSURE_WEB_LISTEN_ADDRESS")
 
 
-@pytest.mark.parametrize("row", [*OPTIONS, *FACTS.values()], ids=lambda row: row.key)
-def test_each_default_is_a_good_value_with_a_reason(row):
-    """A default that the checks refuse could not be written into a file."""
-    assert len(row.help) > 10
-    if row.default is not None:
-        assert row.kind.read(row.kind.show(row.default)) == row.default
+def test_each_default_is_valid_and_has_a_help_text():
+    """A default that the checks reject could not be written into a file."""
+    rows = [*OPTIONS, *FACTS.values()]
+    assert len(rows) > 100
+    assert not [row.key for row in rows if len(row.help) <= 10]
+    given = [row for row in rows if row.default is not None]
+    assert not [row.key for row in given if row.kind.read(row.kind.show(row.default)) != row.default]
 
 
 def test_the_reference_is_a_table_of_all_options():

@@ -246,7 +246,7 @@ class Guard:
         except UnicodeDecodeError as error:
             raise ConfigError([f"{self._path}: expected utf-8 text, got something else"]) from error
         if not text.strip() and self._file != WebFile():
-            # A writer that writes in place empties the file first; that must admit nobody.
+            # A writer that writes in place empties the file first; nobody may be admitted then.
             raise ConfigError([f"{self._path}: expected what it held before or more, got an empty file"])
         read_file = read(text, str(self._path))
         context = self._tls(read_file.tls_server_config)
