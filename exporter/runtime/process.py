@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["freeze_settled", "raise_file_limit"]
 
-# The connections of one target (polls, and questions about its configuration), and those of the exporter itself.
+# The connections of one target (for polls and for its configuration), and those of the exporter itself.
 _FILES_PER_TARGET: Final = 2
 _FILES_BESIDES: Final = 300
 # With fewer targets than these the garbage collector's pauses are negligible.
