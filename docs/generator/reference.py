@@ -1,6 +1,6 @@
-"""The generated pages of the documentation: each is a table of the program, written out.
+"""Generates the tables of the documentation from the tables of the program.
 
-``python -m docs.generator.reference`` rewrites them; a test proves that they are current.
+``python -m docs.generator.reference`` rewrites the pages; a test checks that they are current.
 """
 
 import re
@@ -22,14 +22,14 @@ _END: Final = "<!-- end {name} -->"
 
 
 def verdict_table() -> str:
-    """Every verdict with its severity and what it means, in the order in which they are tried."""
+    """Return every verdict with severity, meaning and fixes, in the order in which they are tried."""
     rows = ["| verdict | severity | meaning | fixes considered |", "|---|---|---|---|"]
     written = set()
     for name, applies in _verdict_order():
         verdict = catalogue.load().verdicts[name]
         fixes = ", ".join(f"`{fix}`" for fix in verdict.fixes) or "none needed"
         meaning = verdict.summary
-        if name in written and applies is not None:  # a verdict's second place: why it has one
+        if name in written and applies is not None:  # the second place of a verdict, with its condition
             meaning, fixes = str(applies.__doc__).partition("\n")[0], "as above"
         written.add(name)
         rows.append(f"| `{name}` | {verdict.severity.value} | {meaning} | {fixes} |")
@@ -37,7 +37,7 @@ def verdict_table() -> str:
 
 
 def _verdict_order() -> Iterator[tuple[str, Condition | None]]:
-    """Names and conditions; without a condition are those of a server that cannot be read, and the last."""
+    """Yield names and conditions; verdicts of unreadable servers, and the last one, have no condition."""
     tried = {rule.verdict for rule in ORDER}
     yield from ((name, None) for name in catalogue.load().verdicts if name not in tried and name != HEALTHY)
     yield from ((rule.verdict, rule.applies) for rule in ORDER)
@@ -45,7 +45,7 @@ def _verdict_order() -> Iterator[tuple[str, Condition | None]]:
 
 
 def summary_table() -> str:
-    """Every verdict in a line, for the visitor."""
+    """Return every verdict in one line, for the README."""
     rows = ["| verdict | severity | meaning |", "|---|---|---|"]
     rows += [
         f"| `{verdict.name}` | {verdict.severity.value} | {verdict.summary} |"
@@ -55,7 +55,7 @@ def summary_table() -> str:
 
 
 def finding_table() -> str:
-    """Every finding with what it means."""
+    """Return every finding with its meaning."""
     rows = ["| finding | of | meaning |", "|---|---|---|"]
     rows += [
         f"| `{finding.name}` | {finding.scope} | {finding.summary} |"
@@ -65,7 +65,7 @@ def finding_table() -> str:
 
 
 def fix_table() -> str:
-    """Every fix with its flag, its effect and its risk."""
+    """Return every fix with flag, effect and risk."""
     rows = ["| fix | flag | what it does to the KV cache | risk |", "|---|---|---|---|"]
     for fix in catalogue.load().fixes.values():
         flag = f"`{fix.flag.replace('{value}', 'N')}`" if fix.flag else "-"
@@ -75,12 +75,12 @@ def fix_table() -> str:
 
 
 def metric_table() -> str:
-    """Every exported metric with its type, labels and help."""
+    """Return every exported metric with type, labels and help."""
     return "\n".join(_metric_rows(METRICS)) + "\n"
 
 
 def own_metric_table() -> str:
-    """The exporter's metrics about itself."""
+    """Return the exporter's metrics about itself."""
     return "\n".join(_metric_rows(EXPORTER_METRICS)) + "\n"
 
 
@@ -93,7 +93,7 @@ def _metric_rows(rows: tuple[MetricRow, ...]) -> Iterator[str]:
 
 
 def replica_table() -> str:
-    """Which verdicts more replicas may cure, and which not; those that say nothing of it are left out."""
+    """Return the verdicts that more replicas may cure, and those that they do not."""
     rows = ["| verdict | more replicas | why |", "|---|---|---|"]
     for verdict in catalogue.load().verdicts.values():
         if "add_replicas" in verdict.fixes:
@@ -104,7 +104,7 @@ def replica_table() -> str:
 
 
 def version_table() -> str:
-    """Every reading with each name that vLLM has or had for it."""
+    """Return every reading with each name that vLLM has or had for it."""
     rows = ["| reading | vLLM's name | since | until |", "|---|---|---|---|"]
     last = ""
     for name in NAMES:
@@ -121,7 +121,7 @@ def _spelt(name: Name) -> str:
 
 
 def version_label_table() -> str:
-    """By which label of `cache_config_info` a release is told."""
+    """Return the labels of `cache_config_info` that date a release."""
     rows = ["| label of `cache_config_info` | first in |", "|---|---|"]
     rows += [f"| `{label}` | {since} |" for label, since in CACHE_LABEL_SINCE.items()]
     return "\n".join(rows) + "\n"
@@ -151,7 +151,7 @@ PAGES: Final = (
 
 
 def rewritten(text: str) -> str:
-    """A page with each of its generated tables written anew.
+    """Return a page with its generated tables rewritten.
 
     Raises:
         ValueError: a marker names no table, or is not closed.
@@ -166,7 +166,7 @@ def rewritten(text: str) -> str:
 
 
 def current(root: Path) -> list[str]:
-    """The pages that are not as they would be written now."""
+    """Return the pages that are not current."""
     return [page for page in PAGES if (text := (root / page).read_text(encoding="utf-8")) != rewritten(text)]
 
 

@@ -1,4 +1,4 @@
-"""The generated parts of ``docs/runbooks``: each page's head, and the table over all of them.
+"""Generates parts of ``docs/runbooks``: the head of each page, and the table of all pages.
 
 A page's head (name, summary, severity, fixes) comes from the catalogue and the rules; its body is written by
 hand. ``python -m docs.generator.runbooks`` rewrites the heads and the table.
@@ -25,11 +25,11 @@ _END: Final = "<!-- end of head -->"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is generated of one page.
+    """The generated data of one page.
 
     Attributes:
         alert: its name, and the page's.
-        entry: whose words and fixes it shows.
+        entry: has its words and fixes.
         summary: the alert's.
         severity: in words.
     """
@@ -41,7 +41,7 @@ class Page:
 
 
 def pages() -> Mapping[str, Page]:
-    """Every page by the name of its alert, in the order of the rule files."""
+    """Return every page by the name of its alert, in the order of the rule files."""
     table = catalogue.load()
     entries: dict[str, Verdict | Finding | Watching] = {alert.name: alert.entry for alert in alerts()}
     entries |= {entry.rule: entry for entry in table.watching.values()}
@@ -55,7 +55,7 @@ def pages() -> Mapping[str, Page]:
 
 
 def head(page: Page) -> str:
-    """The head of one alert's page, from its markers' begin to their end."""
+    """Return the head of a page, with its markers."""
     lines = [_BEGIN, f"# {page.alert}", "", page.summary, "", f"**Severity:** {page.severity}"]
     if page.entry.fixes:
         lines += ["", *_fix_table(page.entry)]
@@ -63,20 +63,20 @@ def head(page: Page) -> str:
 
 
 def with_head(page: str, new_head: str) -> str:
-    """A page with its head replaced, or put in front where it has none yet."""
+    """Return a page with its head replaced, or added in front."""
     body = page.partition(_END)[2] if _END in page else "\n\n" + page.lstrip("\n")
     return new_head + body
 
 
 def index() -> str:
-    """The table over all pages: what is seen, which alert says so, what cures it."""
+    """Return the table of all pages: symptom, alerts, fixes, and what will not help."""
     fixes = catalogue.load().fixes
     lines = [
         "<!-- generated from exporter/analysis/catalogue.yaml, do not edit -->",
         "# Runbooks",
         "",
-        "One page per alert, in the order of triage. The last column is what looks like a cure and is none.",
-        "Alerts that begin with `VllmNative` are those of the rules without the exporter.",
+        "One page per alert, in the order of triage. The last column: fixes that look right but do not help.",
+        "Alerts named `VllmNative...` belong to the rules without the exporter.",
         "",
         "| symptom | alert | fixes, cheapest first | will not help |",
         "|---|---|---|---|",
@@ -110,18 +110,18 @@ def _severity(entry: Verdict | Finding | Watching, alert: str) -> str:
     page = f"[{entry.model_alert}]({entry.model_alert}.md) pages for the model (critical)"
     if entry.severity is not Severity.CRITICAL and entry.critical_when is not None:
         page += f" in this case: {entry.critical_when}"
-    told = f"warning, for one engine; {page}"
-    return f"{told}; critical, for a server that was never read" if entry.of_target else told
+    severity = f"warning, for one engine; {page}"
+    return f"{severity}; critical, for a server that was never read" if entry.of_target else severity
 
 
 def _native_severity(name: str, severity: str, made: Mapping[str, Page]) -> str:
     with_exporter = name.replace("VllmNative", "Vllm")
-    told = severity
+    text = severity
     if name.startswith("VllmNativeModel"):
         engine = name.replace("VllmNativeModel", "VllmNative")
-        told = f"{severity}, for the whole model; [{engine}]({engine}.md) names each engine"
+        text = f"{severity}, for the whole model; [{engine}]({engine}.md) names each engine"
     return (
-        f"{told}. With the exporter: [{with_exporter}]({with_exporter}.md)" if with_exporter in made else told
+        f"{text}. With the exporter: [{with_exporter}]({with_exporter}.md)" if with_exporter in made else text
     )
 
 

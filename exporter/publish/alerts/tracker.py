@@ -133,8 +133,8 @@ class ActiveAlerts:
         """
         t, notices = reading.t, []
         candidates = chain(*(find(reading, self._table) for find in (_of_engines, _of_models, _of_target)))
-        holding = {self._key(candidate): candidate for candidate in candidates}
-        for key, candidate in holding.items():
+        active = {self._key(candidate): candidate for candidate in candidates}
+        for key, candidate in active.items():
             state = self._states.setdefault(key, _State(candidate, t))
             state.candidate = candidate
             if state.starts_at is None and t - state.since >= self._config.hold:
@@ -142,7 +142,7 @@ class ActiveAlerts:
             if state.starts_at is not None and t - state.sent_at >= self._config.resend_interval:
                 state.sent_at = t
                 notices.append(self._notice(key, state, wall, resolved=False))
-        for key in self._states.keys() - holding.keys():
+        for key in self._states.keys() - active.keys():
             state = self._states.pop(key)
             if state.starts_at is not None:
                 notices.append(self._notice(key, state, wall, resolved=True))
