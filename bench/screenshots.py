@@ -19,9 +19,9 @@ from bench.png import shrink
 from exporter.analysis.pipeline import Pipeline
 from exporter.config import AnalysisConfig
 from exporter.publish.metrics.scrape import Scrape
-from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page
 from exporter.publish.page.timeline import Timeline
+from exporter.publish.page.view import TargetView, View
 from exporter.publish.web.app import WebServer, make_app
 from exporter.standin.scenarios import SCENARIOS, Act, Scenario
 from exporter.standin.server import Play
@@ -42,11 +42,11 @@ STORY = Scenario(
 SECONDS = 600
 WALL = 1_767_236_400.0  # a night, 03:00:00 UTC
 OWN = {
-    "Polls": "600, 14 failed, 0 left out",
-    "A poll takes": "8.1 ms on average",
-    "Last body": "47 KiB",
-    "Time between polls": "1 s",
-    "Processor": "0.4 % of a core since its start",
+    "Polls": "600, 14 failed, 0 skipped",
+    "Poll duration": "8.1 ms on average",
+    "Last response": "47 KiB",
+    "Poll interval": "1 s",
+    "CPU": "0.4 % of a core since the start",
     "Memory": "44 MiB",
 }
 

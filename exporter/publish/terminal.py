@@ -152,4 +152,6 @@ def _title(name: str) -> str:
 
 def inert(text: str) -> str:
     """Escape control characters, which a terminal would obey: names come from the server."""
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -11,8 +11,8 @@ from exporter import __version__
 from exporter.publish.metrics.scrape import Tables
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
-from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import own_lines
+from exporter.publish.page.view import TargetView, View
 from exporter.publish.status import status_object
 from exporter.runtime.clocks import Clocks
 from exporter.runtime.fleet import Fleet, Watched

@@ -315,13 +315,13 @@ def test_the_keyboard_reaches_everything(browser):
             expect(slider).to_have_attribute("aria-valuenow", "-150")
             expect(slider).to_have_attribute(
                 "aria-valuetext",
-                "15:08:09: Healthy, KV 50%, KV peak 50%, preemptions per second 0, inferred 0, running 20,"
-                " waiting 0, tokens per second 600, usual 600",
+                "15:08:09: Healthy, KV usage 50%, KV usage peak 50%, preemptions/s 0,"
+                " inferred preemptions/s 0, running 20, waiting 0, tokens/s 600, tokens/s usually 600",
             )
             assert complaints(page) == []
             page.keyboard.press("Home")
             expect(slider).to_have_attribute("aria-valuenow", "-300")
-            expect(slider).to_have_attribute("aria-valuetext", re.compile("Unknown, KV unknown"))
+            expect(slider).to_have_attribute("aria-valuetext", re.compile("Unknown, KV usage unknown"))
             page.keyboard.press("End")
             expect(slider).to_have_attribute("aria-valuetext", "Now")
             for _ in range(30):
@@ -355,9 +355,9 @@ def test_charts_tell_what_they_show_in_words(browser):
         shown.play(stage.readings)
         with opened(browser, shown.base) as page:
             labels = [one.get_attribute("aria-label") for one in page.locator(".chart > svg").all()]
-            kv = "usage: 97%, from 95% to 97%; peak of 60 s: 97%, from 95% to 97%"
+            kv = "KV usage: 97%, from 95% to 97%; KV usage peak: 97%, from 95% to 97%"
             assert labels[0] == f"KV cache usage. {kv}; over 2 min."
-            assert "inferred (estimate): 0." in labels[1]
+            assert "inferred preemptions/s: 0." in labels[1]
             assert "restart 39 s ago" in labels[4]
             assert page.locator(".chart > svg .dot.amber").count() > 0
             assert page.locator(".chart > svg .again").count() == 5
@@ -373,7 +373,7 @@ def test_it_is_all_there_without_javascript(browser):
                 catalogue.load().verdicts["preemption_thrash"].summary,
                 "--watermark 0.05",
                 "What will not help",
-                "Without JavaScript this page is a picture of one moment.",
+                "Without JavaScript this page does not update.",
                 "The last ten minutes",
             ):
                 assert words in text

@@ -3,9 +3,13 @@
 import itertools
 import json
 import re
+import subprocess
+import sys
+import zipfile
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
@@ -21,10 +25,11 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.server_facts import ServerFacts
 from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page import renderer as published
-from exporter.publish.page.markup import IN_FULL, TargetView, View
 from exporter.publish.page.renderer import Page, assets, own_lines
 from exporter.publish.page.timeline import COLUMNS, Timeline
+from exporter.publish.page.view import ENGINES_IN_FULL, TargetView, View
 
+ROOT = Path(__file__).parent.parent.parent
 TABLE = catalogue.load()
 CACHE = {"kv_cache_size_tokens": 100_000, "block_size": 16, "cache_dtype": "auto"}
 HOSTILE = "<img src=x onerror=alert(1)>&quot;'\"<script>alert(2)</script>"
@@ -192,7 +197,7 @@ def test_what_an_advice_lacks_and_assumes_is_said():
     text = document(replace(reading, engines=engines)).text
     for words in ("not enough alone", "gain 1.50x", "Of the last minute.", "No number: needs lengths."):
         assert words in text
-    assert "Computed from KV capacity tokens 1234" in text
+    assert "Computed from KV cache capacity 1234" in text
 
 
 def test_what_is_no_number_yet_cannot_be_copied():
@@ -239,7 +244,7 @@ def test_large_numbers_are_short_where_there_is_little_room(value, words):
     }
     text = document(replace(reading, engines=engines)).text
     assert f"Waiting {words} " in text
-    assert f"Requests waiting {value:.0f} " in text
+    assert f"Waiting requests {value:.0f} " in text
 
 
 def test_heads_stand_over_their_columns():
@@ -251,7 +256,7 @@ def test_heads_stand_over_their_columns():
     tables = re.findall(r"<thead><tr>(.*?)</tr></thead><tbody>\s*<tr[^>]*>(.*?)</tr>", text, re.DOTALL)
     assert len(tables) == 3
     for head, row in tables:
-        heads = re.findall(r"<th scope='col'( class='n')?>", head)
+        heads = re.findall(r"<th scope=\"col\"( class=\"n\")?>", head)
         cells = re.findall(r"<t[hd](?: scope=\"row\"| class=.small.)?( class=\"n)?", row)
         assert [bool(one) for one in heads] == [bool(one) for one in cells]
 
@@ -259,14 +264,14 @@ def test_heads_stand_over_their_columns():
 def test_unknown_numbers_are_called_unknown():
     """Never zero."""
     shown = document(Stage().take(bodies.body(bodies.engine(running=3))))
-    assert "KV cache unknown" in shown.text
+    assert "KV usage unknown" in shown.text
     assert "Running 3" in shown.text
 
 
 def test_a_value_that_is_not_trusted_is_named():
     """With the reason, in the open."""
     text = document(Stage().play(2, running=1, kv=7.5)[-1]).text
-    assert "Numbers that are not used as they came" in text
+    assert "Rejected or adjusted readings" in text
     assert TABLE.verdicts["data_untrusted"].summary in text
 
 
@@ -281,8 +286,8 @@ def test_changes_and_restarts_stand_there_in_words():
         timeline.add(reading)
     text = document(stage.readings[-1], timeline=timeline).text
     assert re.search(
-        r"15:08:\d\d UTC, \d+ s ago: Unreachable \(critical\) .*15:07:40 UTC, 49 s ago: A new process .*"
-        r"15:06:40 UTC, 109 s ago: Healthy \(no alarm\)",
+        r"15:08:\d\d UTC, \d+ s ago: Unreachable \(critical\) .*"
+        r"15:07:40 UTC, 49 s ago: The engine restarted .*15:06:40 UTC, 109 s ago: Healthy \(no alarm\)",
         text,
     )
 
@@ -294,7 +299,7 @@ def test_the_charts_are_numbers_for_whoever_has_no_javascript():
         timeline.add(reading)
     text = document(readings[-1], timeline=timeline).text
     assert "KV cache usage 50% 98%" in text
-    assert "Running 14 20" in text
+    assert "Running requests 14 20" in text
 
 
 # States
@@ -303,7 +308,7 @@ def test_the_charts_are_numbers_for_whoever_has_no_javascript():
 @pytest.mark.parametrize(
     ("scene", "state"),
     [
-        (lambda _: None, "not asked yet"),
+        (lambda _: None, "not polled yet"),
         (lambda stage: stage.play(1, running=1, kv=0.1)[0], "up"),
         (lambda stage: stage.fail(1, "timeout")[0], "down (timeout)"),
     ],
@@ -313,7 +318,7 @@ def test_the_page_says_how_the_target_is(scene, state):
     """In a word."""
     shown = document(scene(Stage()))
     assert state in shown.inside["strong"]
-    assert f"Watches {URL} : {state}" in shown.text
+    assert f"Polls {URL} : {state}" in shown.text
 
 
 def test_old_data_is_marked():
@@ -325,7 +330,7 @@ def test_old_data_is_marked():
     down = document(stage.fail(30)[-1]).text
     assert "Old. Last seen 30 s ago, at 15:06:44 UTC." in down
     stuck = document(calm(), late=60.0).text
-    assert "old: nothing new since" in stuck
+    assert "old: no poll since" in stuck
     assert "Old. Last seen 60 s ago" in stuck
 
 
@@ -371,7 +376,7 @@ def test_all_engines_stand_in_a_table_the_worst_first_and_then_as_people_count()
 
 def test_no_more_than_the_worst_engines_are_shown_in_full():
     """However many are not well."""
-    assert len(articles(document(fleet(IN_FULL + 4, stalled=IN_FULL + 2)))) == IN_FULL
+    assert len(articles(document(fleet(ENGINES_IN_FULL + 4, stalled=ENGINES_IN_FULL + 2)))) == ENGINES_IN_FULL
 
 
 def test_of_engines_that_are_all_well_the_first_is_shown_in_full():
@@ -460,7 +465,7 @@ def test_of_several_targets_the_name_stands_beside_everything_that_is_said():
     rows = "".join(whole.inside["tbody"])
     assert re.findall(r"[a-d]:\d+(?=pod)", rows) == ["b:9", "b:10", "c:1", "d:1", "a:1"]
     assert "Warning DP imbalance2" in rows
-    assert "not asked yetunknown" in rows
+    assert "not polled yetunknown" in rows
     headings = " ".join("".join(whole.inside["h2"]).split())
     for words in ("demo-7b, engine 0 of b:9", "Model demo-7b of b:10", "demo-7b, engine 0 of b:10"):
         assert words in headings
@@ -543,8 +548,8 @@ def test_the_sidecar_shows_what_it_watches(tmp_path):
     with Server(recorded()) as vllm, Command(tmp_path, "--target.url", vllm.url, *FAST, *ANYWHERE) as command:
         until(lambda: command.metric("vllm_pressure_up") == 1, "up")
         text = until(lambda: "Healthy" in command.get("/") and Document(command.get("/")).text, "healthy")
-        assert f"Watches {vllm.url} : up" in text
-        assert re.search(r"Polls \d+, 0 failed, 0 left out", text)
+        assert f"Polls {vllm.url} : up" in text
+        assert re.search(r"Polls \d+, 0 failed, 0 skipped", text)
         (target,) = json.loads(command.get("/api/v1/history"))["targets"]
         (engine,) = target["engines"].values()
         assert len(engine["t"]) >= 1
@@ -636,7 +641,7 @@ def test_made_up_names_of_engines_do_not_fill_the_cache():
 
 def test_the_page_survives_an_exporter_that_cannot_tell_its_own_cost():
     """Not every system counts it; nothing is made up then."""
-    assert own_lines(PollCounts(), (), 1000.0) == {"Polls": "0, 0 failed, 0 left out"}
+    assert own_lines(PollCounts(), (), 1000.0) == {"Polls": "0, 0 failed, 0 skipped"}
 
 
 def test_the_exporters_own_cost_is_told():
@@ -650,14 +655,14 @@ def test_the_exporters_own_cost_is_told():
         GaugeMetricFamily("process_resident_memory_bytes", "", value=44 << 20),
     )
     assert own_lines(own, process, 1000.0) == {
-        "Polls": "100, 3 failed, 0 left out",
-        "Why they failed": "timeout 3",
-        "A poll takes": "10.0 ms on average",
-        "Last body": "47 KiB",
-        "Time between polls": "1 s",
-        "Processor": "0.4 % of a core since its start",
+        "Polls": "100, 3 failed, 0 skipped",
+        "Failures": "timeout 3",
+        "Poll duration": "10.0 ms on average",
+        "Last response": "47 KiB",
+        "Poll interval": "1 s",
+        "CPU": "0.4 % of a core since the start",
         "Memory": "44 MiB",
-        "Lines that could not be read": "2",
+        "Unreadable lines": "2",
     }
 
 
@@ -670,6 +675,28 @@ def test_the_assets_have_a_version_that_changes_with_them(monkeypatch):
         assert assets()[1] != before
     finally:
         assets.cache_clear()
+
+
+def test_the_wheel_has_the_templates_and_assets(tmp_path):
+    """The page of an installed package is rendered from them; another environment has no repository."""
+    made = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(made, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.glob("*.whl")
+    folder = ROOT / "exporter" / "publish" / "page"
+    wanted = {str(path.relative_to(ROOT)) for path in folder.rglob("*.*") if path.suffix != ".pyc"}
+    assert len(wanted) > 15
+    with zipfile.ZipFile(wheel) as archive:
+        assert wanted <= set(archive.namelist())
+
+
+def test_the_template_engine_is_loaded_at_the_first_visit():
+    """An exporter whose page nobody opens does not pay for it."""
+    code = (
+        "import sys; from exporter.commands import serve;"
+        " from exporter.publish.page.renderer import Page, View; assert 'jinja2' not in sys.modules;"
+        " Page(lambda: View(0.0, 0.0, (), {}), lambda: 0.0).html(); assert 'jinja2' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 
 def test_a_value_is_escaped_once():

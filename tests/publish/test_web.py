@@ -22,9 +22,9 @@ from exporter.analysis.pipeline import Pipeline
 from exporter.config import Config, Secret, TargetConfig, WebConfig
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
-from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page, assets
 from exporter.publish.page.timeline import Timeline
+from exporter.publish.page.view import TargetView, View
 from exporter.publish.status import status_object
 from exporter.publish.web import app as published
 from exporter.publish.web.app import WebServer, make_app

@@ -17,9 +17,9 @@ from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import Advice, FixAdvice, RejectedFix
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.verdicts import Judgement
-from exporter.publish.page.markup import TargetView, View
 from exporter.publish.page.renderer import Page
 from exporter.publish.page.timeline import Timeline
+from exporter.publish.page.view import TargetView, View
 from exporter.publish.web.app import WebServer, make_app
 from support.metrics_text import scrape_of
 

@@ -1,5 +1,5 @@
-// The status page comes from the server complete; this keeps it up to date, draws the charts and copies flags.
-// What the server sends is only ever put in as text and attributes of a parsed document: no HTML from strings.
+// Keeps the page up to date, draws the charts and copies flags; the page is complete without it.
+// Data from the server becomes text and attributes of a parsed document, never HTML from strings.
 
 const SPAN = 600;
 const SPANS = [60, 120, 300, SPAN];
@@ -9,8 +9,8 @@ const RIGHT = 6;
 const FOOT = 17;
 const SVG = "http://www.w3.org/2000/svg";
 const PATIENCE = 5000;
-const FRESH = 10000; // what was heard longer ago is old, unless the server asks for longer pauses
-const HIDDEN = 30000; // nobody looks, but the title of the tab is read
+const FRESH = 10000; // milliseconds after which data is old, unless the server asks for longer pauses
+const HIDDEN = 30000; // pause of a hidden tab, whose title is still read
 
 const percent = (value) => `${(100 * value).toFixed(value < 0.0995 && value > 0 ? 1 : 0)}%`;
 function plain(value) {
@@ -20,34 +20,41 @@ function plain(value) {
   return `${short / unit}${sign}`;
 }
 
-// A curve: signal, its name when it is read aloud and in its chart, colour, and how it is drawn, which tells it from its neighbour without colour.
+// Titles, short names and units of the signals come from the server. A curve's form sets it apart without colour.
+const main = document.getElementById("main");
+const WORDS = JSON.parse(main.dataset.words);
 const CHARTS = [
-  { title: "KV cache usage", show: percent, most: 1, curves: [
-    { signal: "kv_usage_ratio", spoken: "KV", name: "usage", colour: "blue", form: "filled" },
-    { signal: "kv_usage_max_ratio", spoken: "KV peak", name: "peak of 60 s", colour: "grey", form: "thin" },
+  { most: 1, curves: [
+    { signal: "kv_usage_ratio", colour: "blue", form: "filled" },
+    { signal: "kv_usage_max_ratio", colour: "grey", form: "thin" },
   ] },
-  { title: "Preemptions/s", show: plain, least: 1, curves: [
-    { signal: "preemptions_per_second", spoken: "preemptions per second", name: "counted", colour: "red", form: "filled" },
-    { signal: "preemptions_inferred_per_second", spoken: "inferred", name: "inferred (estimate)", colour: "amber", form: "dots" },
+  { least: 1, curves: [
+    { signal: "preemptions_per_second", colour: "red", form: "filled" },
+    { signal: "preemptions_inferred_per_second", colour: "amber", form: "dots" },
   ] },
-  { title: "Requests", show: plain, least: 4, limit: "seats", curves: [
-    { signal: "requests_running", spoken: "running", name: "running", colour: "blue", form: "line" },
-    { signal: "requests_waiting", spoken: "waiting", name: "waiting", colour: "amber", form: "dash" },
+  { title: "Requests", least: 4, limit: "seats", curves: [
+    { signal: "requests_running", colour: "blue", form: "line" },
+    { signal: "requests_waiting", colour: "amber", form: "dash" },
   ] },
-  { title: "Tokens/s", show: plain, least: 10, curves: [
-    { signal: "generation_tokens_per_second", spoken: "tokens per second", name: "put out", colour: "green", form: "filled" },
-    { signal: "generation_tokens_per_second_recent", spoken: "usual", name: "usual here", colour: "grey", form: "thin" },
+  { least: 10, curves: [
+    { signal: "generation_tokens_per_second", colour: "green", form: "filled" },
+    { signal: "generation_tokens_per_second_recent", colour: "grey", form: "thin" },
   ] },
 ];
+for (const chart of CHARTS) {
+  const [title, , unit] = WORDS[chart.curves[0].signal];
+  chart.title ??= title;
+  chart.show = unit === "ratio" ? percent : plain;
+  for (const curve of chart.curves) curve.name = WORDS[curve.signal][1];
+}
 
 function words(name) {
   const text = name.replaceAll("_", " ").replace(/\b(kv|dp)\b/g, (short) => short.toUpperCase());
   return text[0].toUpperCase() + text.slice(1);
 }
 
-const main = document.getElementById("main");
-const pasts = new Map(); // target and engine -> the columns of the last ten minutes
-const drawn = new WeakMap(); // place -> what was drawn there
+const pasts = new Map(); // target and engine -> columns of the last ten minutes
+const drawn = new WeakMap(); // place -> state of its charts
 let clock = { now: [], wall: 0 };
 
 // Parts of documents.
@@ -71,11 +78,11 @@ function say(id, text) {
   if (place.textContent !== text) place.textContent = text;
 }
 
-// Make one element like another, and leave alone what is alike: focus, selection and open details survive.
+// Make one element equal to another and keep equal parts: focus, selection and open details survive.
 function morph(old, fresh) {
   for (const { name, value } of fresh.attributes)
     if (old.getAttribute(name) !== value && !(name === "open" && old.localName === "details")) old.setAttribute(name, value);
-  if ("drawn" in fresh.dataset) return; // what is inside is ours, and so are attributes that the server did not send
+  if ("drawn" in fresh.dataset) return; // this script fills it and sets more attributes than the server
   for (const { name } of [...old.attributes])
     if (!fresh.hasAttribute(name) && !(name === "open" && old.localName === "details")) old.removeAttribute(name);
   const named = new Map([...old.children].filter((child) => child.id).map((child) => [child.id, child]));
@@ -100,7 +107,7 @@ function morph(old, fresh) {
   }
 }
 
-// News.
+// Updates.
 
 function ask(url, type) {
   return new Promise((resolve, reject) => {
@@ -114,17 +121,17 @@ function ask(url, type) {
   });
 }
 
-let heardAt = Date.now();
-let heard = document.title;
+let updatedAt = Date.now();
+let headline = document.title;
 let marking = 0;
 
 const pause = () => (document.hidden ? HIDDEN : 1000 * Number(main.dataset.every || 2));
 
-// Until there is news: say that all of this is old, and how old. The sentence that is read aloud does not change.
+// Until the next answer: say that the page is old, and how old. The sentence that is read aloud does not change.
 function mark() {
   document.body.classList.add("lost");
-  document.title = heard.startsWith("Old: ") ? heard : `Old: ${heard}`;
-  say("since", `All of this is as it was ${ago((Date.now() - heardAt) / 1000)}.`);
+  document.title = headline.startsWith("Old: ") ? headline : `Old: ${headline}`;
+  say("since", `Last updated ${ago((Date.now() - updatedAt) / 1000)}.`);
   marking ||= setInterval(mark, 1000);
 }
 
@@ -144,18 +151,18 @@ async function refresh() {
       location.reload(); // another exporter: no more turns here, each would start the reload again
       return new Promise(() => {});
     }
-    const said = fresh.dataset.headline;
-    if (said !== main.dataset.headline) say("said", said);
-    document.title = heard = page.title;
+    const news = fresh.dataset.headline;
+    if (news !== main.dataset.headline) say("said", news);
+    document.title = headline = page.title;
     say("asof", page.getElementById("asof").textContent);
     document.querySelector(".skip").hash = page.querySelector(".skip").hash;
     morph(main, fresh);
-    heardAt = Date.now();
+    updatedAt = Date.now();
     unmark();
     await update();
   } catch {
     mark();
-    say("lost", "Old: the exporter does not answer.");
+    say("lost", "Old: the exporter does not respond.");
   }
   return undefined;
 }
@@ -165,7 +172,7 @@ let busy = true; // until the page is drawn as it came
 
 async function turn() {
   clearTimeout(waiting);
-  if (!document.hidden && Date.now() - heardAt > Math.max(FRESH, 2 * pause())) mark(); // it slept
+  if (!document.hidden && Date.now() - updatedAt > Math.max(FRESH, 2 * pause())) mark(); // the computer slept
   if (busy) return;
   busy = true;
   await refresh();
@@ -177,7 +184,7 @@ async function turn() {
 
 const keyOf = (place) => `${place.dataset.url} ${place.dataset.engine}`;
 
-// Put the newest points behind those that are known; false where some are missing in between.
+// Append the newest points; returns false where points are missing in between.
 function append(key, tail) {
   const past = pasts.get(key);
   const first = tail.t[0];
@@ -195,13 +202,13 @@ function append(key, tail) {
   return whole;
 }
 
-// The engines that this very page shows, whichever those are.
+// Fetch the history of the engines that the page shows; returns their keys.
 async function fetchPast() {
   const history = await ask(`api/v1/history${location.search}`, "json");
-  const told = history.targets.flatMap(({ url, engines }) =>
+  const pairs = history.targets.flatMap(({ url, engines }) =>
     Object.entries(engines).map(([name, past]) => [`${url} ${name}`, past]));
-  for (const [key, past] of told) pasts.set(key, past);
-  return new Set(told.map(([key]) => key));
+  for (const [key, past] of pairs) pasts.set(key, past);
+  return new Set(pairs.map(([key]) => key));
 }
 
 async function update() {
@@ -211,17 +218,17 @@ async function update() {
   for (const place of places) whole = append(keyOf(place), JSON.parse(place.dataset.tail)) && whole;
   places.forEach(draw);
   if (whole) return;
-  const told = await fetchPast();
+  const fetched = await fetchPast();
   for (const place of places) append(keyOf(place), JSON.parse(place.dataset.tail));
   places.forEach(draw);
-  // An answer that is a little older than the page may lack an engine: with the next news it is asked for again.
-  for (const key of places.map(keyOf)) if (!told.has(key)) pasts.delete(key);
+  // A response slightly older than the page may lack an engine: it is fetched again at the next update.
+  for (const key of places.map(keyOf)) if (!fetched.has(key)) pasts.delete(key);
 }
 
 // Charts.
 
 function build(place) {
-  // A slider is what gets arrow keys from screen readers too, and what it is set to is read aloud.
+  // Screen readers pass arrow keys to a slider and read its value aloud.
   const slider = html("span", "unseen");
   slider.tabIndex = 0;
   for (const [name, value] of Object.entries({ role: "slider", "aria-label": "Moment that the charts show", "aria-valuemax": 0 }))
@@ -260,7 +267,7 @@ function build(place) {
   new ResizeObserver(() => draw(place)).observe(place);
   for (const kind of ["pointerdown", "pointermove"])
     place.addEventListener(kind, (event) => point(place, state, event.clientX - place.getBoundingClientRect().left));
-  // A finger that is lifted leaves the moment to be read; one that scrolls the page did not mean it.
+  // Lifting a finger keeps the moment; scrolling the page with it does not.
   place.addEventListener("pointerleave", (event) => event.pointerType === "touch" || read(place, state, null));
   place.addEventListener("pointercancel", () => read(place, state, null));
   slider.addEventListener("blur", () => read(place, state, null));
@@ -321,25 +328,25 @@ function draw(place) {
   state.frame = frame;
   const moment = state.at ?? to;
   const near = nearest(past.t, moment);
-  const index = Math.abs(past.t[near] - moment) <= frame.gap ? near : -1; // too far from it nobody looked
+  const index = Math.abs(past.t[near] - moment) <= frame.gap ? near : -1; // no poll near that moment
   CHARTS.forEach((chart, number) => drawChart(chart, state.charts[number], past, frame, state.at, index, Number(place.dataset.seats)));
   drawBand(state.band, past, frame, state.at);
-  tell(state, past, frame, index);
+  describeMoment(state, past, frame, index);
 }
 
-// The moment that is read, for those who see it and for those who listen; nothing while that is now.
-function tell({ at, when, slider }, past, { to, span }, index) {
+// Show and speak the moment that is read; nothing while that is now.
+function describeMoment({ at, when, slider }, past, { to, span }, index) {
   const back = at === null ? 0 : to - at;
   const time = timeOf(clock.wall - back);
   const verdict = words(past.verdicts.findLast(([t]) => t <= at)?.[1] ?? "unknown");
-  const values = CHARTS.flatMap(({ curves, show }) => curves.map(({ signal, spoken }) => {
+  const values = CHARTS.flatMap(({ curves, show }) => curves.map(({ signal, name }) => {
     const value = past[signal][index] ?? null;
-    return `${spoken} ${value === null ? "unknown" : show(value)}`;
+    return `${name} ${value === null ? "unknown" : show(value)}`;
   }));
   const seen = at === null ? "" : `${time} UTC, ${ago(back)}: ${verdict}`;
   if (when.textContent !== seen) when.textContent = seen;
-  const heard = at === null ? "Now" : `${time}: ${[verdict, ...values].join(", ")}`;
-  for (const [name, value] of Object.entries({ min: -span, now: -Math.round(back), text: heard }))
+  const spoken = at === null ? "Now" : `${time}: ${[verdict, ...values].join(", ")}`;
+  for (const [name, value] of Object.entries({ min: -span, now: -Math.round(back), text: spoken }))
     if (slider.getAttribute(`aria-value${name}`) !== `${value}`) slider.setAttribute(`aria-value${name}`, value);
 }
 
@@ -401,7 +408,7 @@ function drawCurve({ signal, colour, form }, past, frame, y) {
     const value = values[index];
     if (value === null || t < frame.from) run = null;
     else {
-      // Where nothing was seen for long nothing is drawn, nor from one process to the next.
+      // No line crosses a gap or a restart.
       if (!run || t - before > frame.gap || frame.restarts.some((again) => before < again && again <= t)) runs.push((run = []));
       run.push([frame.x(t).toFixed(1), y(value).toFixed(1), value]);
     }
@@ -414,7 +421,7 @@ function drawCurve({ signal, colour, form }, past, frame, y) {
     parts.push(svg("path", { class: `area ${colour}`, d: areas.join("") }));
   }
   if (form === "dots") {
-    // Only where there is something to mark: rings on a dashed line.
+    // Rings on a dashed line, only where the value is not 0.
     const rings = [];
     for (const ring of runs.flat()) if (ring[2] > 0 && !(ring[0] - rings.at(-1)?.[0] < 10)) rings.push(ring);
     const ridges = runs.map((one) => one.filter(([, , value], i) => value > 0 || one[i - 1]?.[2] > 0 || one[i + 1]?.[2] > 0));
@@ -426,12 +433,12 @@ function drawCurve({ signal, colour, form }, past, frame, y) {
   return parts;
 }
 
-// The height of a block tells its severity as its colour does.
+// Height and colour of a block show its severity.
 const RISE = { none: 6, info: 11, warning: 16, critical: 22 };
 
 function drawBand(canvas, past, frame, at) {
   const parts = [];
-  const told = [];
+  const labels = [];
   past.verdicts.forEach(([t, verdict, severity], number) => {
     const end = past.verdicts[number + 1]?.[0] ?? frame.to;
     if (end < frame.from) return;
@@ -441,12 +448,12 @@ function drawBand(canvas, past, frame, at) {
     block.append(svg("title", {}, `${name}, ${severity}`));
     parts.push(block);
     if (right - x > 5.9 * name.length) parts.push(svg("text", { class: "bandname", x: x + 3, y: 34 - rise }, name));
-    told.push(`${name} since ${ago(frame.to - t)}`);
+    labels.push(`${name} since ${ago(frame.to - t)}`);
   });
   for (const t of frame.restarts) {
     const x = frame.x(t);
     parts.push(svg("path", { class: "again", d: `M${x} 4V38` }), svg("path", { class: "mark", d: `M${x - 4} 0h8l-4 6z` }));
-    told.push(`restart ${ago(frame.to - t)}`);
+    labels.push(`restart ${ago(frame.to - t)}`);
   }
   if (at !== null) parts.push(svg("path", { class: "cursor", d: `M${frame.x(at)} 2V38` }));
   for (const share of [0, 0.5, 1]) {
@@ -456,7 +463,7 @@ function drawBand(canvas, past, frame, at) {
     parts.push(svg("text", { class: "tick", x, y: 38 + FOOT - 3, "text-anchor": ["start", "middle", "end"][2 * share] }, text));
   }
   canvas.setAttribute("viewBox", `0 0 ${frame.width} ${40 + FOOT}`);
-  canvas.setAttribute("aria-label", `Verdicts and restarts: ${told.slice(-8).join("; ")}.`);
+  canvas.setAttribute("aria-label", `Verdicts and restarts: ${labels.slice(-8).join("; ")}.`);
   canvas.replaceChildren(...parts);
 }
 
@@ -469,7 +476,7 @@ async function copy(button) {
     await navigator.clipboard.writeText(code.textContent);
     done = true;
   } catch {
-    getSelection().selectAllChildren(code); // no clipboard without TLS: at least it is selected
+    getSelection().selectAllChildren(code); // no clipboard without TLS: select the text instead
     done = document.execCommand("copy");
   }
   button.textContent = done ? "Copied" : "Selected";

@@ -1,7 +1,7 @@
-"""The status page and its history, rendered once for everybody who looks.
+"""Renders the status page and its history; responses are cached and shared by all clients.
 
-An answer is kept for a second, and longer where it was dear to make: however many pages are open, and
-however many engines they show, rendering takes about a hundredth of a core at most.
+A response is kept for a second, and longer if rendering it was slow: rendering takes at most about a
+hundredth of a core, for any number of open pages and engines.
 """
 
 import gzip
@@ -12,27 +12,30 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from string import Template
 from typing import Final, TypeAlias
 
 from prometheus_client.metrics_core import Metric
 
 from exporter import __version__
+from exporter.analysis.words import WORDS
 from exporter.publish.metrics.self_metrics import PollCounts
-from exporter.publish.page.fragments import clock_time, esc
-from exporter.publish.page.markup import TargetView, View, body, headline, shown_engines, shown_targets
+from exporter.publish.page.environment import page_template
+from exporter.publish.page.overview import target_table
+from exporter.publish.page.target import target_section
+from exporter.publish.page.text import clock_time
 from exporter.publish.page.timeline import COLUMNS, SECONDS
+from exporter.publish.page.view import TargetView, View, headline, shown_engines, shown_targets
 from exporter.publish.status import engine_names
 
 __all__ = ["ASSETS", "Answer", "Page", "assets", "own_lines"]
 
-# Open pages ask this often; the page itself tells them.
+# Seconds between two requests of an open page; the page itself has the number.
 EVERY_SECONDS: Final = 2.0
 _KEEP_SECONDS: Final = 1.0
-_DEAREST: Final = 100.0  # an answer is kept this many times as long as it took to make
+_KEEP_FACTOR: Final = 100.0  # a response is kept this many times as long as it took to render
 _MOST_KEPT: Final = 16
 _MIB: Final = 1 << 20
-# Name -> content type of what the page consists of beside itself.
+# Name -> content type of the page's other files.
 ASSETS: Final[Mapping[str, str]] = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
@@ -40,12 +43,12 @@ ASSETS: Final[Mapping[str, str]] = {
 }
 
 
-# Names of the engine and of the target that somebody wants to see.
+# Names of the chosen engine and target; None is no choice.
 Chosen: TypeAlias = tuple[str | None, str | None]
 
 
 class Answer:
-    """A body and its compressed form, which is made when somebody first asks for it."""
+    """A body and its compressed form, which is made at its first use."""
 
     def __init__(self, body: bytes, content_type: str) -> None:
         self.body = body
@@ -53,19 +56,19 @@ class Answer:
 
     @cached_property
     def packed(self) -> bytes:
-        """The body, gzipped."""
+        """The gzipped body."""
         return gzip.compress(self.body, compresslevel=4, mtime=0)
 
 
 class Page:
-    """Renders what a function shows of the world; both answers are for everybody."""
+    """Renders the page and its history from the views that a function returns."""
 
     def __init__(self, view: Callable[[], View], clock: Callable[[], float]) -> None:
         """Prepare.
 
         Args:
-            view: what to show now; called once per rendering.
-            clock: monotonic seconds, to tell how dear a rendering was.
+            view: returns what to show now; called once per rendering.
+            clock: monotonic seconds, to measure how long a rendering takes.
         """
         self._view = view
         self._clock = clock
@@ -74,16 +77,17 @@ class Page:
         self._every = EVERY_SECONDS
 
     def html(self, engine: str | None = None, target: str | None = None) -> Answer:
-        """The page.
+        """Render the page.
 
         Args:
-            engine: the name of the one engine to show in full; the worst ones where none has that name.
-            target: the name of the one target to show, where there are several; the worst ones as above.
+            engine: the name of the one engine to show in full; without a match the worst ones are shown.
+            target: the name of the one target to show in full; without a match the worst ones are shown.
         """
+        page_template()  # compiled once, which is no part of the time that a rendering takes
         return self._cached("html", (engine, target), self._html)
 
     def history(self, engine: str | None = None, target: str | None = None) -> Answer:
-        """The last ten minutes as JSON of the engines that the page shows in full."""
+        """Return the last ten minutes of the engines that the page shows in full, as JSON."""
         return self._cached("history", (engine, target), _history)
 
     def _cached(self, kind: str, chosen: Chosen, make: Callable[[View, Chosen], Answer]) -> Answer:
@@ -91,45 +95,52 @@ class Page:
         view = None
         if chosen != (None, None):
             view = self._view()
-            chosen = _known(view, chosen)  # made-up names do not fill the cache
+            chosen = _known(view, chosen)  # unknown names must not fill the cache
         until, answer = self._kept.get((kind, chosen), (start, None))
         if answer is not None and start < until:
             return answer
         answer = make(view or self._view(), chosen)
         end = self._clock()
-        dear = _DEAREST * (end - start)
+        slow = _KEEP_FACTOR * (end - start)
         if len(self._kept) >= _MOST_KEPT:
             self._kept.clear()
-        self._kept[kind, chosen] = (end + max(_KEEP_SECONDS, dear), answer)
+        self._kept[kind, chosen] = (end + max(_KEEP_SECONDS, slow), answer)
         if kind == "html":
-            self._every = max(EVERY_SECONDS, dear)
+            self._every = max(EVERY_SECONDS, slow)
         return answer
 
     def _html(self, view: View, chosen: Chosen) -> Answer:
-        said, main = headline(view), body(view, *chosen)
-        text = _template().substitute(
-            title=esc(said),
-            headline=esc(said),
-            first=_first_card(main),
+        engine, target = chosen
+        shown = shown_targets(view, target)
+        several = len(view.targets) != 1 or view.targets[0].name
+        sections = [target_section(view, index, engine) for index in shown]
+        text = page_template().render(
+            headline=headline(view),
+            first=next((card["id"] for section in sections for card in section["cards"]), "main"),
             assets=assets()[1],
             run=self._run,
-            version=esc(__version__),
+            version=__version__,
             asof=clock_time(view.wall),
             now=" ".join(f"{view.now - _start(view, target):.1f}" for target in view.targets),
             clock=f"{view.wall:.1f}",
             every=f"{self._every:g}",
-            main=main,
+            words=_words(),
+            targets=target_table(view, shown) if several else None,
+            sections=sections,
+            own=view.own,
         )
         return Answer(text.encode("utf-8", "replace"), "text/html; charset=utf-8")
 
 
-def _first_card(main: str) -> str:
-    """The id of the first card, for whoever skips all that stands before it."""
-    return main.partition('<article id="')[2].partition('"')[0] or "main"
+@cache
+def _words() -> str:
+    """Return title, short name and unit of the charts' signals as JSON, for page.js."""
+    words = {name: [WORDS[name].title, WORDS[name].short, WORDS[name].unit] for name in COLUMNS}
+    return json.dumps(words, separators=(",", ":"))
 
 
 def _known(view: View, chosen: Chosen) -> Chosen:
-    """The names that there are; None in place of others."""
+    """Replace unknown names by None."""
     engine, target = chosen
     if target not in {one.name for one in view.targets if one.name}:
         target = None
@@ -143,9 +154,9 @@ def _known(view: View, chosen: Chosen) -> Chosen:
 
 
 def _history(view: View, chosen: Chosen) -> Answer:
-    """Columns by engine; times in seconds since ``start``, which is in unix seconds.
+    """Return columns by engine; times are in seconds since ``start``, which is in unix seconds.
 
-    What the page does not show in full has no columns: of hundreds that would be seconds' work.
+    Engines that the page does not show in full have no columns: for hundreds that would take seconds.
     """
     engine, name = chosen
     full = shown_targets(view, name)
@@ -168,13 +179,8 @@ def _start(view: View, target: TargetView) -> float:
 
 
 @cache
-def _template() -> Template:
-    return Template(_file("index.html").decode())
-
-
-@cache
 def assets() -> tuple[Mapping[str, Answer], str]:
-    """What the page consists of beside itself, by name; and a word that changes whenever any of it does."""
+    """Return the page's other files by name, and a version that changes with each of them."""
     files = {name: Answer(_file(name), content_type) for name, content_type in ASSETS.items()}
     return files, hashlib.sha256(b"\0".join(one.body for one in files.values())).hexdigest()[:12]
 
@@ -193,21 +199,19 @@ def own_lines(own: PollCounts, process: Iterable[Metric], wall: float) -> Mappin
     """
     counted = {sample.name: sample.value for family in process for sample in family.samples}
     failed, answered = sum(own.errors.values()), sum(own.durations)
-    lines = {"Polls": f"{own.polls}, {failed} failed, {own.skipped} left out"}
+    lines = {"Polls": f"{own.polls}, {failed} failed, {own.skipped} skipped"}
     if own.errors:
-        lines["Why they failed"] = ", ".join(f"{reason} {n}" for reason, n in own.errors.most_common(4))
+        lines["Failures"] = ", ".join(f"{reason} {n}" for reason, n in own.errors.most_common(4))
     if answered:
-        lines["A poll takes"] = f"{1000 * own.duration_sum / answered:.1f} ms on average"
-        lines["Last body"] = f"{own.body_bytes / 1024:.0f} KiB"
+        lines["Poll duration"] = f"{1000 * own.duration_sum / answered:.1f} ms on average"
+        lines["Last response"] = f"{own.body_bytes / 1024:.0f} KiB"
     if not math.isnan(own.interval):
-        lines["Time between polls"] = f"{own.interval:g} s"
+        lines["Poll interval"] = f"{own.interval:g} s"
     alive = wall - counted.get("process_start_time_seconds", wall)
     if alive > 0 and "process_cpu_seconds_total" in counted:
-        lines["Processor"] = (
-            f"{100 * counted['process_cpu_seconds_total'] / alive:.1f} % of a core since its start"
-        )
+        lines["CPU"] = f"{100 * counted['process_cpu_seconds_total'] / alive:.1f} % of a core since the start"
     if memory := counted.get("process_resident_memory_bytes"):
         lines["Memory"] = f"{memory / _MIB:.0f} MiB"
     if own.unreadable:
-        lines["Lines that could not be read"] = str(own.unreadable)
+        lines["Unreadable lines"] = str(own.unreadable)
     return lines
