@@ -62,7 +62,7 @@ def run() -> list[Row]:
         size = len(bodies(engines)[0]) / 1000
         rows.append(Row.of(f"a poll, {_count(engines)}, body of {size:.0f} kB", micro(_polls(engines)), "us"))
         medians[engines] = rows[-1].figure
-    rows.append(Row("one more engine", (medians[MOST] - medians[1]) / (MOST - 1), "us"))
+    rows.append(Row("each further engine", (medians[MOST] - medians[1]) / (MOST - 1), "us"))
     for engines in (1, MOST):
         share, memory = asyncio.run(_served(engines))
         name = f"serve, {_count(engines)}"

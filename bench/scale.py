@@ -152,7 +152,7 @@ def run() -> list[Row]:
     if len(shares) > 1:
         fewest, most = min(shares), max(shares)
         slope = (shares[most] - shares[fewest]) / (most - fewest)
-        rows.append(Row("one more target", 100 * slope, "%"))
+        rows.append(Row("each further target", 100 * slope, "%"))
         rows.append(Row("targets per core", (1 - shares[fewest]) / slope, ""))
     return rows
 

@@ -46,7 +46,7 @@ def candidates(load: Load, engine: Engine) -> tuple[Candidate, ...]:
             engine,
             2,
             ("add_replicas",),
-            "taken that the load is shared equally by 2 servers",
+            "assumes that the load is shared equally by 2 servers",
         )
     )
     found += _batch(engine)
@@ -59,14 +59,14 @@ def _pool(engine: Engine) -> Iterator[Candidate]:
         scaled_pool(engine, 1.1),
         1,
         ("raise_gpu_memory_utilization",),
-        "taken that the GPU has room for it",
+        "assumes that the GPU has room for it",
     )
     yield Candidate(
         "pool x2",
         scaled_pool(engine, 2.0),
         1,
         ("fp8_kv_cache", "raise_tensor_parallel"),
-        "taken that a step takes as long as before",
+        "assumes that a step takes as long as before",
     )
 
 

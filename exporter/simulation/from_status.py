@@ -1,6 +1,6 @@
 """The present of an engine, from what a running exporter says of it: its load, its settings, its pace.
 
-What the exporter does not know is taken for granted here and said so: nothing is made up silently.
+Settings that the exporter does not know are assumed, and every assumption is listed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Present:
         load: what is asked of it.
         engine: its settings.
         per_minute: preemptions that the server counted, per minute; None where it does not count.
-        assumed: what is not known and was taken for granted.
+        assumed: assumptions about unknown settings.
         sentence: all of that for a person.
     """
 

@@ -94,7 +94,7 @@ def as_object(name: str, present: Present, result: Forecast) -> dict[str, Any]:
 def as_text(name: str, present: Present, result: Forecast) -> str:
     """A forecast for people."""
     lines = [f"engine {name}: {present.sentence}" if name else present.sentence]
-    lines += [f"taken for granted: {each}" for each in present.assumed]
+    lines += [f"assumed: {each}" for each in present.assumed]
     return "\n".join([*lines, render(result)])
 
 

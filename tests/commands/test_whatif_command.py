@@ -234,7 +234,7 @@ def test_whatif_reads_a_running_exporter(watched, run):
         status, out, err = run(url, *QUICK)
         assert (status, err) == (0, "")
         assert re.match(r"engine 0: 4\d requests at a time", out)
-        assert "taken for granted" not in out  # the server exposes its settings
+        assert "assumed:" not in out  # the server exposes its settings
 
 
 @pytest.mark.long
