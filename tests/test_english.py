@@ -33,7 +33,6 @@ FILES = (
     "rules/*",
     "exporter/analysis/catalogue.yaml",
     "exporter/publish/page/**/*.html",
-    "exporter/publish/page/**/*.j2",
     "exporter/publish/page/**/*.js",
     "tests/README.md",
     "Makefile",
@@ -42,7 +41,9 @@ COMMANDS = ("", "serve", "check", "record", "replay", "demo", "whatif", "rules",
 
 
 def problems(name: str, text: str) -> list[str]:
-    """List the words to replace, each with its place; of a program only its quoted texts count."""
+    """List the words to replace, each with its place; code is no text, in pages as in programs."""
+    if name.endswith(".html"):
+        text = re.sub(r"\{[{%].*?[%}]\}|<[^>]*>", "", text)
     if name.endswith((".js", ".py")):
         text = re.sub(r"\$\{[^}]*\}", "", text)
         text = "\n".join(" ".join(re.findall(r'"[^"]*"|`[^`]*`', line)) for line in text.splitlines())
