@@ -6,6 +6,7 @@ for a shorter time than a minute.
 """
 
 import asyncio
+import compileall
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import aiohttp
 
+import exporter
 from bench import Row
 from bench.reader import storm
 from bench.served import serving
@@ -26,6 +28,7 @@ SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))
 WARM_UP = 3.0  # imports and the first polls are no running costs
 SCRAPE_EVERY = 5.0
 MEBI = 1 << 20
+PACKAGE = Path(exporter.__file__).parent
 
 BARE = """\
 import asyncio, sys, time, aiohttp, prometheus_client
@@ -114,8 +117,8 @@ async def _measure() -> list[Row]:
         Row(f"one core at 1 Hz, over {seconds:.0f} s", 100 * cpu[0] / seconds, "%", 0.5, "at most"),
         Row("the same of the bare process", 100 * cpu[1] / seconds, "%"),
         Row("resident memory", rss, "MiB"),
-        Row("resident memory over the bare process", rss - bare_rss, "MiB", 8.0, "at most"),
-        Row("proportional memory over the bare process", pss - bare_pss, "MiB", 8.0, "at most"),
+        Row("resident memory over the bare process", rss - bare_rss, "MiB", 7.0, "at most"),
+        Row("proportional memory over the bare process", pss - bare_pss, "MiB", 7.0, "at most"),
     ]
 
 
@@ -131,5 +134,9 @@ async def _scrape(seconds: float, *processes: Process) -> None:
 
 
 def run() -> list[Row]:
-    """Both processes run at the same time, so that a busy machine slows both."""
+    """Run both processes at the same time, so that a busy machine slows both.
+
+    The exporter is compiled before, as an installed one is: compiling at the start leaves memory behind.
+    """
+    compileall.compile_dir(PACKAGE, quiet=2)
     return asyncio.run(_measure())
