@@ -1,7 +1,7 @@
-"""What people who look cost the sidecar: ten open status pages, and how much travels to open one.
+"""The cost of ten open status pages, and the bytes that opening one takes.
 
-A client here asks as page.js does: the page with all it consists of and the history once, then the page at
-the pace that it names. ``BENCH_SECONDS=10`` measures for a shorter time than a minute.
+A client asks as page.js does: the page, its files and the history once, then the page at the interval that it
+states. ``BENCH_SECONDS=10`` measures for less than a minute.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PACKED = {"Accept-Encoding": "gzip"}
 
 
 async def _look(base: str, after: float, end: float) -> tuple[int, int]:
-    """One open page; the bytes that travelled to open it, and how often it asked for news."""
+    """Open one page; returns the bytes that this took and the number of updates."""
     async with aiohttp.ClientSession(base, auto_decompress=False, headers=PACKED) as client:
 
         async def get(path: str) -> bytes:
@@ -45,7 +45,7 @@ async def _look(base: str, after: float, end: float) -> tuple[int, int]:
 
 
 async def _spent(process: Process, pages: int, seconds: float) -> tuple[float, list[tuple[int, int]]]:
-    """Share of a core over some seconds with so many open pages."""
+    """Return the share of a core over some seconds with open pages, and each page's numbers."""
     before, start = process.cpu_seconds(), time.monotonic()
     looks = await asyncio.gather(
         *(_look(process.url, 2.0 * number / pages, start + seconds) for number in range(pages))
@@ -63,7 +63,7 @@ async def _measure() -> list[Row]:
             watched, looks = await _spent(process, PAGES, SECONDS)
             again, _ = await _spent(process, 0, SECONDS / 2)
     asked = sum(times for _, times in looks)
-    assert asked >= PAGES * (SECONDS / 2 - 3), f"wanted a question every two seconds, got {asked} in all"
+    assert asked >= PAGES * (SECONDS / 2 - 3), f"expected an update every two seconds, got {asked} in all"
     return [
         Row(f"one core for {PAGES} open pages", 100 * (watched - (alone + again) / 2), "%", 2.0, "at most"),
         Row("bytes to open one", looks[0][0] / 1024, "KiB", 150.0, "at most"),
@@ -71,5 +71,5 @@ async def _measure() -> list[Row]:
 
 
 def run() -> list[Row]:
-    """The same process with and without anybody who looks."""
+    """Measure the same process with and without open pages."""
     return asyncio.run(_measure())

@@ -1,7 +1,7 @@
-"""``python -m bench.screenshots``: the status page's picture, taken anew in ``docs/pictures``.
+"""``python -m bench.screenshots``: takes the status page's picture for ``docs/pictures``.
 
-The page after ten minutes with a simulated vLLM whose load outgrows its KV cache. Needs Chromium.
-``make screenshots`` takes it, and those of the dashboards (``dashboards/render``).
+It shows the page after ten minutes of a simulated vLLM whose load outgrows its KV cache. Needs Chromium.
+``make screenshots`` takes it, and the dashboards' pictures (``dashboards/render``).
 """
 
 import asyncio
@@ -52,7 +52,7 @@ OWN = {
 
 
 def last_view() -> View:
-    """What is known at the end of the story."""
+    """Return the view at the end of the story."""
     play = Play(STORY, "0.32.0", "demo-70b", seed=3, origin=WALL)
     pipeline = Pipeline(AnalysisConfig(), play.facts() | {"gpu_memory_gib": 80, "kv_cache_gib": 21}, 1.0)
     timeline = Timeline()
@@ -66,7 +66,7 @@ def last_view() -> View:
 
 @contextmanager
 def served(view: View) -> Iterator[str]:
-    """The page of a moment; its address."""
+    """Serve the page of a view; yields its address."""
     loop = asyncio.new_event_loop()
     page = Page(lambda: view, lambda: 0.0)
     server = WebServer(make_app(Scrape(tuple, CollectorRegistry()), dict, page), "127.0.0.1", 0)
@@ -79,7 +79,7 @@ def served(view: View) -> Iterator[str]:
 
 
 def main() -> int:
-    """Take the picture; 1 when it is too large to stand in a repository."""
+    """Take the picture; returns 1 if it is too large for a repository."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     path = PICTURES / "status-page.png"
     with served(last_view()) as address, sync_playwright() as driver:

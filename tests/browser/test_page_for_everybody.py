@@ -79,8 +79,8 @@ def test_every_severity_has_enough_contrast(browser, scheme, verdict):
 
 @pytest.mark.parametrize("old", ["page", "engine"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_what_is_shown_paler_can_still_be_read(browser, scheme, old):
-    """The checker knows of no filters: every text's contrast in the colours that the filter makes of it."""
+def test_paler_text_has_enough_contrast(browser, scheme, old):
+    """The checker ignores filters: compute each text's contrast in the filtered colours."""
     stage = storm()
     with Shown() as shown:
         shown.play(stage.readings)
@@ -114,14 +114,14 @@ def test_many_engines_pass_the_checker_too(browser):
 
 
 def calm_and_storm():
-    """Two targets, one of them with a long name and nothing the matter."""
+    """Return four targets; the three healthy ones have long names."""
     calm = Stage(cache=CACHE).play(240, running=4, kv=0.3, tokens=100, finished=1)
     names = [f"vllm-{number}.vllm.inference.svc.cluster.local:8000" for number in range(3)]
     return several(dict.fromkeys(names, calm) | {"vllm-9:8000": storm().readings})
 
 
 def test_several_targets_pass_the_checker_too(browser):
-    """With names in their headings; and no name is broken letter by letter where there is little room."""
+    """Names are in the headings, and none is broken letter by letter on a phone."""
     with Shown() as shown:
         shown.show_several(calm_and_storm())
         with opened(browser, shown.base, **PHONE) as page:
@@ -135,7 +135,7 @@ def test_several_targets_pass_the_checker_too(browser):
 
 
 def test_a_target_that_is_chosen_has_its_history(browser):
-    """Even where others are far worse: its charts are asked for by its name."""
+    """Its charts are requested by its name, even where others are worse."""
     with Shown() as shown:
         shown.show_several(calm_and_storm())
         path = "/?target=vllm-2.vllm.inference.svc.cluster.local%3A8000"
@@ -149,7 +149,7 @@ def test_a_target_that_is_chosen_has_its_history(browser):
 
 
 def test_charts_stay_those_of_their_target_when_another_one_goes(browser):
-    """Its place in the list changes then, and its past does not."""
+    """Its place in the list changes; its history stays."""
     view = calm_and_storm()
     with Shown() as shown:
         shown.show_several(view)
@@ -164,7 +164,7 @@ def test_charts_stay_those_of_their_target_when_another_one_goes(browser):
 
 
 def wild():
-    """An engine with numbers longer than anybody expects."""
+    """Return readings of an engine with very long numbers."""
     return Stage(cache=CACHE).play(
         60, running=1_229_999_964, waiting=10_000, kv=0.5, tokens=3e6, finished=0.0117, preemptions=0.0117
     )
@@ -172,7 +172,7 @@ def wild():
 
 @pytest.mark.parametrize("scene", [wild, lambda: storm().readings], ids=["wild", "storm"])
 def test_no_number_is_broken_in_two_lines(browser, scene):
-    """On a phone, wherever numbers and thresholds stand."""
+    """On a phone, for numbers and thresholds."""
     with Shown() as shown:
         shown.play(scene())
         with opened(browser, shown.base, **PHONE) as page:
@@ -190,7 +190,7 @@ def test_no_number_is_broken_in_two_lines(browser, scene):
 
 
 def test_great_numbers_do_not_stick_out_of_their_charts(browser):
-    """Millions and thousands of millions have a letter."""
+    """Millions and billions have a letter."""
     with Shown() as shown:
         shown.play(wild())
         with opened(browser, shown.base, **PHONE) as page:
@@ -203,8 +203,8 @@ def test_great_numbers_do_not_stick_out_of_their_charts(browser):
             assert min(ticks) >= left
 
 
-def test_nothing_that_is_hidden_can_be_seen(browser):
-    """A limit that is not known is not shown as 0."""
+def test_hidden_parts_are_invisible(browser):
+    """An unknown limit is not shown as 0."""
     with Shown() as shown:
         shown.play(Stage(cache=CACHE).play(30, running=4, kv=0.4, tokens=100, finished=1))
         with opened(browser, shown.base) as page:
@@ -214,7 +214,7 @@ def test_nothing_that_is_hidden_can_be_seen(browser):
 
 
 def test_an_engine_that_is_gone_is_as_wide_as_its_card(browser):
-    """What is said by the target's card leaves no hole beside the charts."""
+    """Parts that only the target's card has leave no hole beside the charts."""
     stage = storm()
     with Shown() as shown:
         shown.play([*stage.readings, *stage.fail(30)])
@@ -226,7 +226,7 @@ def test_an_engine_that_is_gone_is_as_wide_as_its_card(browser):
 
 
 def test_no_line_is_drawn_from_one_process_to_the_next(browser):
-    """However short the outage was: what lies in between nobody saw."""
+    """Even after a short outage: no poll was in between."""
     stage = Stage(cache=CACHE)
     stage.play(60, running=20, kv=1.0, tokens=600, finished=1)
     stage.fail(4)
@@ -241,7 +241,7 @@ def test_no_line_is_drawn_from_one_process_to_the_next(browser):
 
 
 def test_a_badge_stands_on_the_line_of_its_text(browser):
-    """And notes stand clear of what is below them."""
+    """And notes have room below them."""
     stage = Stage(engines=("0", "1"))
     with Shown() as shown:
         shown.play(stage.play(20, running=1, kv=0.1))
@@ -270,7 +270,7 @@ def test_a_badge_stands_on_the_line_of_its_text(browser):
 
 
 def test_a_tap_on_a_chart_reads_it(browser):
-    """Until somebody taps elsewhere."""
+    """Until the next tap elsewhere."""
     with Shown() as shown:
         shown.play(storm().readings)
         with opened(browser, shown.base, **PHONE) as page:
@@ -287,7 +287,7 @@ def test_a_tap_on_a_chart_reads_it(browser):
 
 
 def test_dark_is_dark(browser):
-    """As the system wants it: nobody is blinded at three in the morning."""
+    """The colour scheme follows the system."""
     with Shown() as shown:
         shown.play(storm().readings)
         for scheme, dark in (("dark", True), ("light", False)):
@@ -334,7 +334,7 @@ def test_the_keyboard_reaches_everything(browser):
 
 
 def test_a_flag_is_copied_with_one_press(browser):
-    """And the button says so."""
+    """And the button confirms it."""
     with Shown() as shown:
         shown.play(storm().readings)
         with opened(browser, shown.base, permissions=["clipboard-read", "clipboard-write"]) as page:
@@ -344,8 +344,8 @@ def test_a_flag_is_copied_with_one_press(browser):
             assert page.evaluate("navigator.clipboard.readText()") == flag.locator("code").inner_text()
 
 
-def test_charts_tell_what_they_show_in_words(browser):
-    """Restarts, verdicts, inferred preemptions: for whoever does not see them."""
+def test_charts_have_text_alternatives(browser):
+    """Restarts, verdicts and inferred preemptions have text for screen readers."""
     stage = Stage(cache=CACHE)
     stage.play(60, running=20, kv=0.95, tokens=600, finished=1)
     stage.restart()
@@ -363,7 +363,7 @@ def test_charts_tell_what_they_show_in_words(browser):
             assert page.locator(".chart > svg .again").count() == 5
 
 
-def test_it_is_all_there_without_javascript(browser):
+def test_the_page_is_complete_without_javascript(browser):
     """As text: verdict, evidence, fixes, numbers of the last ten minutes."""
     with Shown() as shown:
         shown.play(storm().readings)

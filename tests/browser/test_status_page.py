@@ -28,7 +28,7 @@ FIRST_PAINT = 0.5
 
 @pytest.mark.parametrize("verdict", TABLE.verdicts)
 def test_every_verdict_can_be_seen(browser, verdict):
-    """Its sentence, its severity in a word, what to change; no horizontal scrolling, no complaint."""
+    """Its summary, impact and severity are visible; the page does not scroll sideways."""
     entry, readings = TABLE.verdicts[verdict], by_verdict()[verdict]
     with Shown() as shown:
         shown.play(readings)
@@ -46,8 +46,8 @@ def test_every_verdict_can_be_seen(browser, verdict):
 # Live
 
 
-def test_news_arrives_by_itself(browser):
-    """Numbers, verdict, tab, charts; and whoever listens is told of a new verdict."""
+def test_an_open_page_updates_itself(browser):
+    """Numbers, verdict, tab and charts change; screen readers announce a new verdict."""
     stage = storm()
     with Shown() as shown:
         shown.play(stage.readings[:150])
@@ -63,8 +63,8 @@ def test_news_arrives_by_itself(browser):
             assert page.locator(".chart > svg").first.inner_html() != before
 
 
-def test_news_disturbs_nobody_who_reads(browser):
-    """What is open stays open, what is focused stays focused, what is selected stays selected."""
+def test_an_update_does_not_disturb_the_reader(browser):
+    """Open details, focus and selection stay."""
     stage = storm()
     with Shown() as shown:
         shown.play(stage.readings)
@@ -98,7 +98,7 @@ def test_a_page_that_slept_has_no_hole_in_its_charts(browser):
 
 
 def test_an_engine_that_comes_later_is_drawn_too(browser):
-    """And one that goes is gone."""
+    """And one that goes is removed."""
     stage = Stage(engines=("0", "1"))
     asleep = functools.partial(wearing, verdict="sleeping")  # of engines that are well only one is shown
     with Shown() as shown:
@@ -116,7 +116,7 @@ def test_an_engine_that_comes_later_is_drawn_too(browser):
 
 
 def test_hostile_names_are_inert(browser):
-    """They are seen as what they are, and nothing of them is done, now or with news."""
+    """They are shown as text and never executed, at first and after an update."""
     stage = Stage()
     name = HOSTILE.replace('"', '\\"')
 
@@ -136,7 +136,7 @@ def test_hostile_names_are_inert(browser):
 
 
 def test_the_policy_holds_in_the_browser(browser):
-    """Even a script that were smuggled in would not run, nor a string become markup."""
+    """An injected script would not run, and no string becomes markup."""
     with Shown() as shown:
         shown.play(storm().readings)
         with opened(browser, shown.base) as page:
@@ -160,7 +160,7 @@ def test_the_page_is_painted_with_data_at_once(browser):
     with Shown() as shown:
         shown.play(stage.readings)
         best = 9.9
-        for _ in range(3):  # a busy machine is not the page's fault
+        for _ in range(3):  # the best of three: the machine may be busy
             with opened(browser, shown.base) as page:
                 paints = page.evaluate(
                     "performance.getEntriesByType('paint').map(one => [one.name, one.startTime])"

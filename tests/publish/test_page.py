@@ -1,4 +1,4 @@
-"""The status page as HTML: all that is known, in the catalogue's words, and nothing that a name can break."""
+"""The status page as HTML: complete, in the catalogue's words, and safe from hostile names."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ VOID = {"meta", "link", "br", "img", "input"}
 
 
 class Document(HTMLParser):
-    """What a page is made of; complains of tags that do not match."""
+    """The tags and words of a page; tags that do not match fail the test."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -50,39 +50,39 @@ class Document(HTMLParser):
         assert not self.open, f"never closed: {self.open}"
 
     def handle_starttag(self, tag, attrs):
-        """Note it, with its attributes."""
+        """Record the tag and its attributes."""
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        """Of an SVG: it has no end of its own."""
+        """Record an SVG element, which closes itself."""
         self.tags.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
-        """It must be that of the last one that is open."""
+        """Check that it closes the last open tag."""
         assert self.open, f"closed, but never opened: {tag}"
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        """Note it for every tag that it is inside of."""
+        """Record the text for every tag around it."""
         self.words.append(data)
         for tag in self.open:
             self.inside.setdefault(tag, []).append(data)
 
     @property
     def text(self) -> str:
-        """All of its text, with single spaces."""
+        """Return all text with single spaces."""
         return " ".join(" ".join(self.words).split())
 
 
 def calm() -> TargetReading:
-    """One engine that does well."""
+    """Return a reading of one healthy engine."""
     return Stage(cache=CACHE, max_num_seqs=64).play(90, running=20, kv=0.5, tokens=600, finished=1)[-1]
 
 
 def storm() -> list[TargetReading]:
-    """One engine whose pool is too small."""
+    """Return readings of one engine whose pool is too small."""
     stage = Stage(cache=CACHE, max_num_seqs=64, max_model_len=4096)
     stage.play(120, running=20, kv=0.5, tokens=600, finished=1)
     stage.play(60, running=14, waiting=6, kv=0.98, tokens=250, finished=0.3, preemptions=1.5)
@@ -90,7 +90,7 @@ def storm() -> list[TargetReading]:
 
 
 def rendered(reading, *, late=0.2, timeline=None, url=URL, own=None, engine=None) -> str:
-    """The page as text."""
+    """Render the page."""
     now = late if reading is None else reading.t + late
     target = TargetView(url, reading, timeline or Timeline())
     view = View(now, 1_750_000_000.0 + now, (target,), own or {})
@@ -98,7 +98,7 @@ def rendered(reading, *, late=0.2, timeline=None, url=URL, own=None, engine=None
 
 
 def document(*given, **how) -> Document:
-    """The page, taken apart."""
+    """Render and parse the page."""
     return Document(rendered(*given, **how))
 
 
@@ -106,7 +106,7 @@ def document(*given, **how) -> Document:
 
 
 @pytest.mark.parametrize("verdict", TABLE.verdicts)
-def test_every_verdict_is_shown_with_all_that_the_catalogue_says_of_it(verdict):
+def test_every_verdict_is_shown_with_its_whole_catalogue_entry(verdict):
     """Sentence, meaning, impact, severity in a word, ranked fixes with flags, and what will not help."""
     entry = TABLE.verdicts[verdict]
     shown = document(wearing(calm(), verdict))
@@ -131,7 +131,7 @@ def test_every_verdict_is_shown_with_all_that_the_catalogue_says_of_it(verdict):
     "finding", [f for f in TABLE.findings.values() if f.scope == "engine"], ids=lambda f: f.name
 )
 def test_every_finding_of_an_engine_is_shown_beside_its_verdict(finding):
-    """In its own sentence."""
+    """Its summary is on the page."""
     reading = calm()
     engines = {key: replace(one, findings=(finding.name,)) for key, one in reading.engines.items()}
     assert finding.summary in document(replace(reading, engines=engines)).text
@@ -170,7 +170,7 @@ def test_a_missing_engine_and_an_imbalance_are_cards_of_their_own():
 
 
 def test_a_storm_is_explained_with_numbers_and_flags():
-    """Evidence with its threshold, fixes in order with what they gain, limits with their source."""
+    """Evidence with its threshold, fixes in order with their gain, settings with their source."""
     reading = storm()[-1]
     shown = document(reading)
     assert "Preemptions per finished request 0.66 threshold 0.40" in shown.text
@@ -186,7 +186,7 @@ def test_a_storm_is_explained_with_numbers_and_flags():
     assert "Running 14 of 64 seats" in shown.text
 
 
-def test_what_an_advice_lacks_and_assumes_is_said():
+def test_missing_inputs_and_assumptions_of_advice_are_shown():
     """Note, missing input, inputs."""
     reading = calm()
     advice = FixAdvice(
@@ -200,8 +200,8 @@ def test_what_an_advice_lacks_and_assumes_is_said():
     assert "Computed from KV cache capacity 1234" in text
 
 
-def test_what_is_no_number_yet_cannot_be_copied():
-    """Whoever pastes a placeholder at night does not look at it again."""
+def test_a_flag_without_its_number_cannot_be_copied():
+    """A placeholder must not be pasted by accident."""
     shown = document(wearing(calm(), "preemption_thrash"))
     flags = {TABLE.fixes[name].flag for name in TABLE.verdicts["preemption_thrash"].fixes} - {None}
     copied = {attrs["aria-label"].removeprefix("Copy ") for tag, attrs in shown.tags if tag == "button"}
@@ -210,8 +210,8 @@ def test_what_is_no_number_yet_cannot_be_copied():
     assert not [words for words in copied if "VALUE" in words]
 
 
-def test_of_nothing_nothing_is_said():
-    """No impact and no risk are no sentences."""
+def test_an_impact_or_risk_of_none_is_left_out():
+    """The word "None." is not on the page."""
     text = document(wearing(calm(), "healthy")).text
     assert "None." not in text
     harmless = next(fix for fix in TABLE.fixes.values() if fix.risk == "None.")
@@ -248,7 +248,7 @@ def test_large_numbers_are_short_where_there_is_little_room(value, words):
 
 
 def test_heads_stand_over_their_columns():
-    """Over numbers, which end at the right, a head does too."""
+    """Heads of number columns are aligned to the right as well."""
     timeline = Timeline()
     for reading in (readings := storm()):
         timeline.add(reading)
@@ -269,14 +269,14 @@ def test_unknown_numbers_are_called_unknown():
 
 
 def test_a_value_that_is_not_trusted_is_named():
-    """With the reason, in the open."""
+    """The reason is shown without a click."""
     text = document(Stage().play(2, running=1, kv=7.5)[-1]).text
     assert "Rejected or adjusted readings" in text
     assert TABLE.verdicts["data_untrusted"].summary in text
 
 
 def test_changes_and_restarts_stand_there_in_words():
-    """With the time of day, the newest first."""
+    """Each has its time of day; the newest comes first."""
     stage, timeline = Stage(), Timeline()
     stage.play(60, running=4, kv=0.4, tokens=100, finished=1)
     stage.restart()
@@ -292,8 +292,8 @@ def test_changes_and_restarts_stand_there_in_words():
     )
 
 
-def test_the_charts_are_numbers_for_whoever_has_no_javascript():
-    """Least and greatest of ten minutes."""
+def test_the_charts_are_numbers_without_javascript():
+    """The least and greatest values of ten minutes are a table."""
     timeline = Timeline()
     for reading in (readings := storm()):
         timeline.add(reading)
@@ -315,7 +315,7 @@ def test_the_charts_are_numbers_for_whoever_has_no_javascript():
     ids=["new", "up", "down"],
 )
 def test_the_page_says_how_the_target_is(scene, state):
-    """In a word."""
+    """New, up or down with the reason."""
     shown = document(scene(Stage()))
     assert state in shown.inside["strong"]
     assert f"Polls {URL} : {state}" in shown.text
@@ -335,12 +335,12 @@ def test_old_data_is_marked():
 
 
 def test_the_page_says_of_when_it_is():
-    """As containers' logs do."""
+    """Its time has the format of container logs."""
     assert "As of 15:08:09 UTC" in document(calm()).text
 
 
 def test_a_missing_engine_is_marked_at_once():
-    """A good body without it says that its values no longer hold."""
+    """A response without the engine means that its values are old."""
     stage = Stage(engines=("0", "1"))
     stage.play(5, running=1, kv=0.1)
     assert "Old. Last seen 1.2 s ago" in document(stage.play(1, {"0": {"running": 1}})[-1]).text
@@ -350,7 +350,7 @@ def test_a_missing_engine_is_marked_at_once():
 
 
 def fleet(count: int, *, stalled: int = 1) -> TargetReading:
-    """Engines of which the last ones stall."""
+    """Return a reading of engines of which the last ones stall."""
     stage = Stage(engines=[str(number) for number in range(count)])
     well = {"running": 2, "kv": 0.2, "tokens": 90}
     stuck = {"running": 2, "kv": 0.2, "tokens": 0, "steps": 0}
@@ -359,12 +359,12 @@ def fleet(count: int, *, stalled: int = 1) -> TargetReading:
 
 
 def articles(shown: Document) -> list[str]:
-    """The ids of the cards, in their order."""
+    """Return the ids of the cards in order."""
     return [attrs["id"] for tag, attrs in shown.tags if tag == "article"]
 
 
 def test_all_engines_stand_in_a_table_the_worst_first_and_then_as_people_count():
-    """Those that are not well are shown in full, and the others are a link."""
+    """Engines that are not healthy are shown in full; the others are links."""
     shown = document(fleet(12, stalled=2))
     rows = [attrs["href"] for tag, attrs in shown.tags if tag == "a" and attrs["href"][:2] in {"#e", "?e"}]
     # The first link skips what stands before the first card.
@@ -375,11 +375,11 @@ def test_all_engines_stand_in_a_table_the_worst_first_and_then_as_people_count()
 
 
 def test_no_more_than_the_worst_engines_are_shown_in_full():
-    """However many are not well."""
+    """Even if more are not healthy."""
     assert len(articles(document(fleet(ENGINES_IN_FULL + 4, stalled=ENGINES_IN_FULL + 2)))) == ENGINES_IN_FULL
 
 
-def test_of_engines_that_are_all_well_the_first_is_shown_in_full():
+def test_of_healthy_engines_only_the_first_is_shown_in_full():
     """The others would only repeat it."""
     shown = document(fleet(12, stalled=0))
     assert len(articles(shown)) == 1
@@ -390,7 +390,7 @@ def test_of_engines_that_are_all_well_the_first_is_shown_in_full():
 
 
 def test_names_are_sorted_as_people_count_whatever_they_are_made_of():
-    """Digits of any kind and number are no reason to fail."""
+    """Digits of any script and any number of digits are accepted."""
     stage = Stage(engines=("10", "9", "\u00b2", "\u0664", "007", "a" + 5000 * "7", ""))
     rows = re.findall(r'scope="row"><a href="[^"]*"><bdi>(.*?)</bdi>', rendered(stage.play(2, running=1)[-1]))
     assert [name for name in rows if len(name) == 2 or name == "007"] == ["007", "10"]
@@ -398,18 +398,18 @@ def test_names_are_sorted_as_people_count_whatever_they_are_made_of():
 
 
 def test_one_engine_can_be_chosen():
-    """By its name; a name that nobody has changes nothing."""
+    """By its name; an unknown name changes nothing."""
     reading = fleet(12)
     assert len(articles(document(reading, engine="9"))) == 1
     assert articles(document(reading, engine="9")) != articles(document(reading))
     assert articles(document(reading, engine="no such")) == articles(document(reading))
 
 
-# The worst that is said
+# The headline
 
 
 def unequal() -> TargetReading:
-    """A model one of whose engines has far more to do than the other, and both are well."""
+    """Return a model with two healthy engines, one of which has far more load."""
     stage = Stage(engines=("0", "1"))
     stage.play(
         90, {"0": {"running": 40, "waiting": 20, "kv": 0.9, "tokens": 500}, "1": {"running": 1, "kv": 0.1}}
@@ -417,35 +417,37 @@ def unequal() -> TargetReading:
     return wearing(stage.readings[-1], "healthy")
 
 
-def said(reading: TargetReading) -> str:
-    """What the tab and whoever only listens are told."""
+def headline_of(reading: TargetReading) -> str:
+    """Return the title of the tab, which screen readers announce as well."""
     shown = document(reading)
-    (told,) = [attrs["data-headline"] for tag, attrs in shown.tags if tag == "main"]
-    assert shown.inside["title"] == [told]
-    return told
+    (headline,) = [attrs["data-headline"] for tag, attrs in shown.tags if tag == "main"]
+    assert shown.inside["title"] == [headline]
+    return headline
 
 
 def test_the_headline_is_a_finding_where_that_is_worse_than_every_verdict():
-    """Of a model, or of the target."""
-    assert said(unequal()) == "Warning: DP imbalance, model demo-7b"
+    """Findings of a model and of the target count."""
+    assert headline_of(unequal()) == "Warning: DP imbalance, model demo-7b"
     stage = Stage(engines=("0", "1"))
     stage.play(5, running=1, kv=0.1)
-    assert said(wearing(stage.play(1, {"0": {"running": 1}})[-1], "healthy")) == "Warning: Engine missing"
+    assert (
+        headline_of(wearing(stage.play(1, {"0": {"running": 1}})[-1], "healthy")) == "Warning: Engine missing"
+    )
 
 
 @pytest.mark.parametrize(("verdict", "words"), [("sleeping", "Sleeping"), ("kv_full_ok", "KV full ok")])
 def test_the_headline_is_the_engines_verdict_where_all_are_harmless(verdict, words):
-    """That its server is healthy says nothing then."""
-    assert said(wearing(calm(), verdict)) == f"No alarm: {words}, demo-7b engine 0"
+    """The server's own healthy verdict comes last."""
+    assert headline_of(wearing(calm(), verdict)) == f"No alarm: {words}, demo-7b engine 0"
 
 
 def test_the_headline_of_a_reading_that_is_old_says_so():
-    """As the page does."""
+    """The title begins with Old."""
     assert document(calm(), late=60.0).inside["title"] == ["Old: No alarm: Healthy"]
 
 
-def test_of_several_targets_the_name_stands_beside_everything_that_is_said():
-    """In the headline, in headings, and a finding of a model counts in the table."""
+def test_of_several_targets_each_statement_has_the_name():
+    """In the headline and in headings; the table counts a finding of a model."""
     down = Stage().fail(1)
     view = several(
         {
@@ -476,7 +478,7 @@ def test_of_several_targets_the_name_stands_beside_everything_that_is_said():
 
 
 def hostile_readings() -> list[TargetReading]:
-    """A server all of whose names are markup."""
+    """Return readings of a server whose names are markup."""
     name = HOSTILE.replace('"', '\\"')
     stage = Stage()
     text = bodies.body(
@@ -487,7 +489,7 @@ def hostile_readings() -> list[TargetReading]:
 
 
 def test_hostile_names_are_nothing_but_text():
-    """Of models, engines, limits and the target's URL; and no letter turns the direction of others."""
+    """Of models, engines, settings and the target's URL; no letter reverses the text."""
     readings = hostile_readings()
     timeline = Timeline()
     for reading in readings:
@@ -534,7 +536,7 @@ def test_ids_are_unique():
 
 
 def test_headings_go_down_one_step_at_a_time():
-    """For whoever moves by them."""
+    """Screen readers navigate by headings."""
     levels = [int(tag[1]) for tag, _ in document(storm()[-1]).tags if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -557,7 +559,7 @@ def test_the_sidecar_shows_what_it_watches(tmp_path):
 
 
 def test_the_page_and_all_it_consists_of_stay_small():
-    """Under 150 KB uncompressed with ten minutes of history; a fifth of that as it travels."""
+    """Under 150 KB uncompressed with ten minutes of history; a fifth of that compressed."""
     stage = Stage(cache=CACHE, max_num_seqs=64)
     part = {"running": lambda t: t % 50, "waiting": lambda t: t % 7, "kv": lambda t: t / 600, "finished": 1}
     with Shown() as shown:
@@ -568,15 +570,15 @@ def test_the_page_and_all_it_consists_of_stay_small():
 
 
 def test_the_history_is_columns_by_engine():
-    """With the moment that times count from."""
+    """It has the moment from which times count."""
     with Shown() as shown:
         shown.play(Stage().play(5, running=3, kv=0.5))
-        told = json.loads(shown.get("/api/v1/history"))
-        (target,) = told["targets"]
-        assert told["columns"] == ["t", *COLUMNS]
+        history = json.loads(shown.get("/api/v1/history"))
+        (target,) = history["targets"]
+        assert history["columns"] == ["t", *COLUMNS]
         assert (target["url"], target["start"], target["now"]) == (URL, 1_750_000_000.0, 4.2)
         assert target["engines"]["0"]["requests_running"] == [3] * 5
-        assert json.loads(shown.get("/api/v1/history?engine=0")) == told
+        assert json.loads(shown.get("/api/v1/history?engine=0")) == history
 
 
 def test_the_history_of_one_engine_can_be_asked_for():
@@ -588,19 +590,19 @@ def test_the_history_of_one_engine_can_be_asked_for():
 
 
 def test_the_history_is_of_the_engines_that_the_page_shows():
-    """Of the others there is a link, and nothing is drawn."""
+    """The others are links without charts."""
     stage = Stage(engines=[str(number) for number in range(16)])
     well = {"running": 2, "kv": 0.2, "tokens": 90}
     stage.play(100, {str(n): well | {"tokens": 0, "steps": 0} if n in {3, 12} else well for n in range(16)})
     with Shown() as shown:
         shown.play(stage.readings)
-        told = json.loads(shown.get("/api/v1/history"))["targets"][0]["engines"]
+        history = json.loads(shown.get("/api/v1/history"))["targets"][0]["engines"]
         drawn = re.findall(r'class="charts"[^>]*data-engine="(\d+)"', shown.get("/"))
-    assert list(told) == drawn == ["3", "12"]
+    assert list(history) == drawn == ["3", "12"]
 
 
 def counting(seconds_per_view: float = 0.0):
-    """A page by a clock of the test's, and how often it looked at the world."""
+    """Return a page with a clock that the test moves, the times of its views, and the clock."""
     calls, now = [], [0.0]
     reading = calm()
 
@@ -613,7 +615,7 @@ def counting(seconds_per_view: float = 0.0):
 
 
 def test_ten_open_pages_are_rendered_once():
-    """Within a second everybody gets the same answer."""
+    """Within a second all clients get the same response."""
     page, calls, now = counting()
     answers = {id(page.html()) for _ in range(10)}
     assert (len(answers), len(calls)) == (1, 1)
@@ -621,7 +623,7 @@ def test_ten_open_pages_are_rendered_once():
     assert id(page.html()) not in answers
 
 
-def test_a_dear_page_is_rendered_less_often_and_asked_for_less_often():
+def test_a_slow_page_is_rendered_less_often_and_asked_for_less_often():
     """A rendering of 100 ms is kept for ten seconds: a hundredth of a core at most."""
     page, calls, now = counting(0.1)
     page.html()
@@ -633,18 +635,18 @@ def test_a_dear_page_is_rendered_less_often_and_asked_for_less_often():
 
 
 def test_made_up_names_of_engines_do_not_fill_the_cache():
-    """They are all the same page."""
+    """All of them get the same page."""
     page, _, _ = counting()
     assert len({id(page.html(f"made up {number}")) for number in range(100)}) == 1
     assert len(page._kept) == 1
 
 
-def test_the_page_survives_an_exporter_that_cannot_tell_its_own_cost():
-    """Not every system counts it; nothing is made up then."""
+def test_unknown_overhead_is_left_out():
+    """Not every system has process metrics."""
     assert own_lines(PollCounts(), (), 1000.0) == {"Polls": "0, 0 failed, 0 skipped"}
 
 
-def test_the_exporters_own_cost_is_told():
+def test_the_exporters_overhead_is_shown():
     """Polls, time, memory and processor."""
     own = PollCounts()
     own.polls, own.errors["timeout"], own.duration_sum, own.durations[0] = 100, 3, 0.97, 97
@@ -667,7 +669,7 @@ def test_the_exporters_own_cost_is_told():
 
 
 def test_the_assets_have_a_version_that_changes_with_them(monkeypatch):
-    """So that browsers keep them for ever and never too long."""
+    """Browsers may cache a version without a time limit."""
     before = assets()[1]
     assets.cache_clear()
     monkeypatch.setattr(published, "_file", lambda name: name.encode())

@@ -1,4 +1,4 @@
-"""The last ten minutes of a target's engines: what is kept, for how long, and how much memory it takes."""
+"""The last ten minutes of a target's engines: points, events and memory."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from exporter.publish.page.timeline import (
 
 
 def kept(readings):
-    """A timeline that took some readings."""
+    """Return a timeline with some readings."""
     timeline = Timeline()
     for reading in readings:
         timeline.add(reading)
@@ -27,7 +27,7 @@ def kept(readings):
 
 
 def only(timeline):
-    """Its one engine as JSON has it."""
+    """Return its one engine as in the JSON."""
     (shown,) = timeline.as_object().values()
     return shown
 
@@ -65,7 +65,7 @@ def test_polls_closer_together_than_a_point_become_one():
 
 
 def test_polls_that_fail_leave_a_gap_only_once_the_last_reading_is_too_old():
-    """A blink is drawn through; what is unknown is null."""
+    """One missed poll makes no gap; unknown values are null."""
     stage = Stage()
     blink = [*stage.play(3, running=4, kv=0.4), *stage.fail(2), *stage.play(2, running=4, kv=0.4)]
     assert only(kept(blink))["t"] == [0, 1, 2, 5, 6]
@@ -88,7 +88,7 @@ def test_changes_of_verdict_and_restarts_are_kept_with_their_times():
 
 
 def test_the_verdict_that_held_when_the_ten_minutes_began_stays():
-    """So that the band is never without a beginning; older ones and old restarts go."""
+    """The band always has a beginning; older changes and restarts are dropped."""
     stage, part = Stage(), {"running": 4, "kv": 0.4, "tokens": 100, "finished": 1}
     readings = stage.play(10, **part)
     stage.restart()
@@ -109,7 +109,7 @@ def test_events_are_bounded_too():
 
 
 def test_the_memory_of_an_engine_is_as_small_as_it_is_said_to_be():
-    """Everything that a track holds, after far more than ten minutes of five polls a second."""
+    """After far more than ten minutes of five polls per second."""
     stage = Stage(interval=0.5)
     timeline = Timeline()
     for _ in range(40):
@@ -160,6 +160,6 @@ def test_ten_minutes_of_an_engine_are_a_small_document():
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0, 1e300])
 def test_a_number_that_cannot_be_is_never_in_the_json(value):
-    """JSON has no word for it, and charts no place."""
+    """Neither JSON nor a chart can show it."""
     text = json.dumps(only(kept(Stage().play(3, running=value, kv=value))), allow_nan=False)
     assert "inf" not in text.replace("preemptions_inferred", "")

@@ -1,4 +1,4 @@
-"""The real web server on readings that a test makes up: what the status page shows of them.
+"""The real web server with the status page of readings that a test makes.
 
 with Shown(max_num_seqs=64) as shown:
     shown.play(stage.play(60, running=14, waiting=6, kv=0.98, preemptions=1.5))
@@ -29,7 +29,7 @@ PATIENCE = 15.0
 
 
 def wearing(reading: TargetReading, verdict: str) -> TargetReading:
-    """A reading whose engines have a verdict, with everything that the catalogue says of it."""
+    """Return the reading with another verdict of its engines, and all of that verdict's catalogue entry."""
     entry = catalogue.load().verdicts[verdict]
     evidence = (Evidence("preemptions_per_second", 1.5), Evidence("kv_usage_max_ratio", 0.98, 0.9))
     fixes = tuple(FixAdvice(name, flag=catalogue.load().fixes[name].flag_with(None)) for name in entry.fixes)
@@ -46,7 +46,7 @@ def wearing(reading: TargetReading, verdict: str) -> TargetReading:
 
 
 def several(targets: Mapping[str, Sequence[TargetReading]]) -> View:
-    """Several targets by name, each after its readings, all a moment after the last one of any."""
+    """Return the view of several targets by name, a moment after the last of their readings."""
     now = max(readings[-1].t for readings in targets.values() if readings) + 0.2
     views = []
     for name, readings in targets.items():
@@ -62,8 +62,8 @@ class Shown:
     """A web server in a thread, until the end of the block.
 
     Attributes:
-        reading: what it shows.
-        late: seconds that have passed since that reading.
+        reading: the last one.
+        late: seconds since that reading.
         base: its URL.
     """
 
@@ -81,7 +81,7 @@ class Shown:
         self._server = WebServer(make_app(scrape_of(), dict, self.page), "127.0.0.1", 0)
 
     def view(self) -> View:
-        """The world as the page sees it."""
+        """Return the view that the page renders."""
         if self._several is not None:
             return self._several
         now = self.late if self.reading is None else self.reading.t + self.late
@@ -124,12 +124,12 @@ class Shown:
         self._set(readings[-1], 0.2)
 
     def get(self, path: str) -> str:
-        """What the server answers."""
+        """Return the server's response."""
         with urllib.request.urlopen(self.base + path, timeout=PATIENCE) as answer:
             return answer.read().decode()
 
     def stop(self) -> None:
-        """Answer nothing any more."""
+        """Stop the server."""
         asyncio.run_coroutine_threadsafe(self._server.stop(), self._loop).result(PATIENCE)
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""The last ten minutes of a target's engines for charts: a ring of points each, and what changed when.
+"""Keeps the last ten minutes of a target's engines for the charts: points, changes of verdict, restarts.
 
-Pure. A point is the engine's signals after one poll; polls closer together than a point is wide become
-one. Unknown is NaN here and null in the JSON. One engine takes at most `MOST_BYTES`, and a target has
-at most `MOST_ENGINES` of them, whatever its server prints.
+A point has the engine's signals after one poll; polls closer together than `_STEP` share a point. Unknown is
+NaN here and null in the JSON. One engine takes at most `MOST_BYTES`; a target keeps at most `MOST_ENGINES`.
+Pure.
 """
 
 import math
@@ -21,9 +21,9 @@ SECONDS: Final = 600.0
 POINTS: Final = 600
 MOST_ENGINES: Final = 64
 MOST_EVENTS: Final = 64
-# 600 points of one double and eight floats, with room that arrays keep for growing; and the events.
+# 600 points of one double and eight floats, spare room of growing arrays, and the events.
 MOST_BYTES: Final = 48 * 1024
-# Signal -> digits after the point in the JSON.
+# Signal -> digits after the decimal point in the JSON.
 COLUMNS: Final[Mapping[str, int]] = {
     "kv_usage_ratio": 3,
     "kv_usage_max_ratio": 3,
@@ -34,13 +34,12 @@ COLUMNS: Final[Mapping[str, int]] = {
     "generation_tokens_per_second": 1,
     "generation_tokens_per_second_recent": 1,
 }
-# Polls a little early still are the next point.
+# A poll that comes a little early still makes the next point.
 _STEP: Final = 0.9 * SECONDS / POINTS
-_GAP: Final = dict.fromkeys(COLUMNS, math.nan)
 
 
 class Change(NamedTuple):
-    """A verdict that was entered, or a severity that changed."""
+    """A new verdict, or a new severity of the same verdict."""
 
     t: float
     verdict: str
@@ -52,9 +51,9 @@ class Track:
 
     Attributes:
         times: of the points, in seconds of the readings' clock.
-        columns: by signal, as long as `times`.
-        changes: of the verdict; the first is the one that held when the ten minutes began.
-        restarts: when new processes were seen.
+        columns: values by signal, one per point.
+        changes: of the verdict; the first one held when the ten minutes began.
+        restarts: times of restarts.
     """
 
     __slots__ = ("_restarted", "changes", "columns", "restarts", "times")
@@ -67,27 +66,27 @@ class Track:
         self._restarted = 0
 
     def add(self, t: float, engine: EngineReading, max_age: float) -> None:
-        """Take what is known of the engine after a poll."""
+        """Add the engine's reading after a poll."""
         if engine.seen_at == t:
-            self._point(t, {name: getattr(engine.signals, name) for name in COLUMNS})
+            self._add_point(t, engine)
         elif engine.missing or t - engine.seen_at > max_age:
-            self._gap(t)
+            self._add_gap(t)
         judgement = engine.judgement
-        said = Change(t, judgement.verdict, judgement.severity.value)
-        if not self.changes or self.changes[-1][1:] != said[1:]:
-            self.changes.append(said)
+        change = Change(t, judgement.verdict, judgement.severity.value)
+        if not self.changes or self.changes[-1][1:] != change[1:]:
+            self.changes.append(change)
         if engine.restarts > self._restarted:
             self.restarts.append(t)
         self._restarted = engine.restarts
         self._trim(t - SECONDS)
 
     def extent(self, name: str) -> tuple[float, float] | None:
-        """Least and greatest known value of a column, None where nothing is known."""
+        """Return the least and the greatest known value of a column; None if all are unknown."""
         known = [value for value in self.columns[name] if not math.isnan(value)]
         return (min(known), max(known)) if known else None
 
     def as_object(self, start: float, points: int = POINTS) -> dict[str, Any]:
-        """For JSON: the last points by column, with all events; times in seconds since `start`."""
+        """Return the last points by column, and all events, for JSON; times are in seconds since `start`."""
         return {
             "t": [round(t - start, 1) for t in self.times[-points:]],
             **{
@@ -98,22 +97,21 @@ class Track:
             "restarts": [round(t - start, 1) for t in self.restarts],
         }
 
-    def _point(self, t: float, values: Mapping[str, float | None]) -> None:
-        again = bool(self.times) and t - self.times[-1] < _STEP and not self._ends_in_gap()
-        if not again:
+    def _add_point(self, t: float, engine: EngineReading) -> None:
+        replaces = bool(self.times) and t - self.times[-1] < _STEP and not self._ends_in_gap()
+        if not replaces:
             self.times.append(t)
-        for name, value in values.items():
-            column, known = self.columns[name], math.nan if value is None else value
-            if again:
-                column[-1] = known
-            else:
-                column.append(known)
+        for name, column in self.columns.items():
+            value = getattr(engine.signals, name)
+            if not replaces:
+                column.append(math.nan)
+            column[-1] = math.nan if value is None else value
 
-    def _gap(self, t: float) -> None:
+    def _add_gap(self, t: float) -> None:
         if self.times and not self._ends_in_gap():
             self.times.append(t)
-            for name, column in self.columns.items():
-                column.append(_GAP[name])
+            for column in self.columns.values():
+                column.append(math.nan)
 
     def _ends_in_gap(self) -> bool:
         return all(math.isnan(column[-1]) for column in self.columns.values())
@@ -134,8 +132,8 @@ class Timeline:
     """The tracks of one target.
 
     Attributes:
-        start: time of the first reading, None before; times in the JSON count from it.
-        tracks: by the engine's name, as `report.engine_names` gives it for the last reading.
+        start: time of the first reading, None before it; times in the JSON count from it.
+        tracks: by the engine's name, as in `engine_names` of the last reading.
     """
 
     def __init__(self) -> None:
@@ -144,13 +142,13 @@ class Timeline:
         self._tracks: dict[tuple[str, str], Track] = {}
 
     def add(self, reading: TargetReading) -> None:
-        """Take the reading after a poll; an engine that is forgotten there is forgotten here."""
+        """Add the reading after a poll; engines that are not in it are forgotten."""
         if self.start is None:
             self.start = reading.t
         kept: dict[tuple[str, str], Track] = {}
         named: dict[str, Track] = {}
         for name, engine in engine_names(reading).items():
-            key = (engine.key.model, engine.key.name)  # names change when two models share one
+            key = (engine.key.model, engine.key.name)  # names change when a second model has the same one
             track = self._tracks.get(key)
             if track is None:
                 if len(kept) >= MOST_ENGINES:
@@ -161,14 +159,14 @@ class Timeline:
         self._tracks, self.tracks = kept, named
 
     def as_object(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """For JSON: the engines of these names, or all."""
+        """Return the engines of these names, or all, for JSON."""
         start = self.start or 0.0
         chosen = self.tracks if names is None else {name: self.tracks.get(name) for name in names}
         return {name: track.as_object(start) for name, track in chosen.items() if track is not None}
 
 
 def _number(value: float, digits: int) -> float | int | None:
-    """As short as JSON can have it; what is no finite number is null."""
+    """Round a number and drop a fraction of 0; None if it is not finite."""
     if not math.isfinite(value):
         return None
     rounded = round(value, digits)
