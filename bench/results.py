@@ -1,6 +1,6 @@
-"""What was measured, kept: a table for people and the main ratios for programs.
+"""Keeps the results: a table for people and the main ratios for programs.
 
-A run of some benchmarks renews their rows and keeps the others'.
+A run of some benchmarks replaces their rows and keeps the others'.
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ FOLDER: Final = Path(__file__).parent
 ROWS: Final = FOLDER / "results.json"
 TABLE: Final = FOLDER / "RESULTS.md"
 
-# The ratios that are promised: (benchmark, row) -> name in results.json.
+# The promised ratios: (benchmark, row) -> name in results.json.
 KEYS: Final[Mapping[tuple[str, str], str]] = {
     ("reader", "ratio, five in a row by turns"): "reader_speedup_over_prometheus_client",
     ("peers", "one poll over the bare GET, by turns"): "poll_over_bare_get",
@@ -29,28 +29,28 @@ KEYS: Final[Mapping[tuple[str, str], str]] = {
     ("serve", "resident memory over the bare process"): "resident_mib_over_bare",
     ("scale", "targets per core"): "targets_per_core",
 }
-# What a reader of a benchmark's figures should know, below its heading.
+# Notes below the heading of a benchmark.
 NOTES: Final[Mapping[str, str]] = {
     "peers": """\
-The floor of one poll is the GET, ours or the bare one: half of it is aiohttp's client, half the server and
-the way there. What comes on top is listed under "poll", where it was measured without waiting in between;
+The GET, ours or the bare one, is the minimum cost of a poll: half is aiohttp's client, half the server and
+the network. The section "poll" lists the additional work, measured without waiting in between;
 after the wait for an answer the processor's caches are cold, and the same work takes a quarter longer. A
-fourth of it is the regular expression that finds the 64 lines that matter among 600, at twice the time that
-finding the ends of lines takes; the rest is spread over all steps, and no function has more than a tenth.
+quarter of it is the regular expression that finds the 64 relevant lines among 600, twice as long as
+finding the ends of lines; the rest is spread over all steps, and no function takes more than a tenth.
 """,
 }
 _HEAD: Final = """\
 # Results
 
-`make bench` measures all of it and writes this page; `python -m bench NAME` renews one part. Ratios are of
-runs that took turns or ran at the same time, medians where nothing else is said. Of ten single measurements
-eight lie between the two figures of the third column.
+`make bench` runs all benchmarks and writes this page; `python -m bench NAME` updates one part. Ratios compare
+runs that took turns or ran at the same time; figures are medians unless stated otherwise. Eight of ten single
+measurements lie between the two figures of the third column.
 
 """
 
 
 def keep(name: str, rows: Sequence[Row]) -> None:
-    """Put one benchmark's rows in place of its old ones, and write both files."""
+    """Replace one benchmark's rows and write both files."""
     kept = json.loads(ROWS.read_text(encoding="utf-8")) if ROWS.exists() else {}
     benchmarks = kept.get("benchmarks", {})
     benchmarks[name] = [asdict(row) | {"holds": row.holds} for row in rows]
@@ -66,7 +66,7 @@ def keep(name: str, rows: Sequence[Row]) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What it was measured on, without a word of whose it is."""
+    """Describe the machine without identifying it."""
     cpu = re.search(r"^model name\s*: (.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
     memory = re.search(r"^MemTotal:\s+(\d+)", _read("/proc/meminfo"), re.MULTILINE)
     return {
