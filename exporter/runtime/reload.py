@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from exporter.config import Config, ConfigError
 
-__all__ = ["PATH", "Reloader", "Reloads", "User"]
+__all__ = ["PATH", "Reloader", "User"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +36,7 @@ class Reloader:
     Attributes:
         config: the one in use.
         users: which part uses which section, in the order in which they get a new configuration.
+        due: set to request a reload from `run`; requests that arrive during a reload cause one more.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Reloader:
         """
         self.config = config
         self.users = users
+        self.due = asyncio.Event()
         self._load = load
         self._on_reload = on_reload
         self._lock = asyncio.Lock()
@@ -84,6 +85,13 @@ class Reloader:
             return web.Response(status=500, text=f"failed to reload the configuration:\n{lines}")
         return web.Response()
 
+    async def run(self) -> None:
+        """Reload whenever that is due, until cancelled."""
+        while True:
+            await self.due.wait()
+            self.due.clear()
+            await self.reload()
+
     async def stop(self) -> None:
         """Reload no more; a reload under way is cancelled, for it may hang while it reads."""
         self._load = None
@@ -105,28 +113,3 @@ class Reloader:
                 await user.use(config)
         self._on_reload(True)
         return ()
-
-
-class Reloads:
-    """Reloads at each SIGHUP; signals that arrive during a reload, or before the start, cause one reload."""
-
-    def __init__(self, reload: Callable[[], Awaitable[object]]) -> None:
-        self._reload = reload
-        self._due = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._due.set)
-
-    def begin(self) -> None:
-        """Reload from now on."""
-        self._task = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        while True:
-            await self._due.wait()
-            self._due.clear()
-            await self._reload()
-
-    def close(self) -> None:
-        """Reload no more."""
-        if self._task is not None:
-            self._task.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -83,7 +84,9 @@ class Sidecar:
         url = await self._server.start()
         self._raise_file_limit(self.reloader.config)
         self._pushing = asyncio.create_task(self._notifier.run())
-        self._tasks = [asyncio.create_task(freeze_settled(self._fleet))]
+        self._tasks = [
+            asyncio.create_task(work) for work in (freeze_settled(self._fleet), self.reloader.run())
+        ]
         self._fleet.start()
         first = next(iter(self._fleet), None)
         alone = first is not None and not self._fleet.several
@@ -165,11 +168,9 @@ async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
     """
     sidecar = Sidecar(config, load)  # it may read files: until it is made a signal ends the process at once
     stopped = stop_signal()
-    reloads = reload.Reloads(sidecar.reloader.reload)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.reloader.due.set)
     try:
         await sidecar.start()
-        reloads.begin()
         log.info("stopping signal=%s", await stopped)
     finally:
-        reloads.close()
         await sidecar.stop()

@@ -60,19 +60,17 @@ class Scrape:
         text = io.BytesIO()
         for rows, collectors in self._tables():
             parts: list[list[str]] = [[] for _ in rows]
-            shown = [False] * len(rows)
             letters = 0
             for collector in collectors:
                 for index, lines in enumerate(collector.texts()):
                     if lines is not None:
                         parts[index].append(lines)
                         letters += len(lines)
-                        shown[index] = True
                 if letters > _SLICE:
                     letters = 0
                     await asyncio.sleep(0)
-            for row, lines_of, some in zip(rows, parts, shown, strict=True):
-                if some:
+            for row, lines_of in zip(rows, parts, strict=True):
+                if lines_of:
                     text.write(_head(row, encode))
                     text.write("".join(lines_of).encode())
             await asyncio.sleep(0)
@@ -80,28 +78,20 @@ class Scrape:
         return text.getvalue()
 
 
-class _One(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
+class _Families(Collector):
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
 
     def collect(self) -> Sequence[Metric]:
-        return (self._family,)
+        return self._families
 
 
 def _head(row: MetricRow, encode: Encoder) -> bytes:
     """Help and type of a metric, as prometheus-client writes them."""
-    return _cached_head(row, encode(_NOTHING).endswith(_END))
+    return _cached_head(row, encode(_Families()).endswith(_END))
 
 
 @cache
 def _cached_head(row: MetricRow, openmetrics: bool) -> bytes:
     encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else _PLAIN)
-    return encode(_One(Metric(PREFIX + row.name, row.help, row.type))).removesuffix(_END)
-
-
-class _Nothing(Collector):
-    def collect(self) -> Sequence[Metric]:
-        return ()
-
-
-_NOTHING: Final = _Nothing()
+    return encode(_Families(Metric(PREFIX + row.name, row.help, row.type))).removesuffix(_END)
