@@ -11,6 +11,9 @@ ROOT = Path(__file__).parent.parent
 BY_NAME = {
     "_split_lines": "argparse calls it",
     "allow_abbrev": "argparse reads it",
+    "Template": "a type, named in quotes",
+    "confirm": "a template of the page takes it by name",
+    "promql": "as above",
     "submit": "the event loop calls it",
     "cancel_futures": "a parameter of the executor's interface",
     "http2": "a key of the web configuration without effect here",
