@@ -42,10 +42,13 @@ const CHARTS = [
   ] },
 ];
 for (const chart of CHARTS) {
-  const [title, , unit] = WORDS[chart.curves[0].signal];
+  const [title, first, unit] = WORDS[chart.curves[0].signal];
   chart.title ??= title;
   chart.show = unit === "ratio" ? percent : plain;
-  for (const curve of chart.curves) curve.name = WORDS[curve.signal][1];
+  for (const curve of chart.curves) {
+    curve.name = WORDS[curve.signal][1];
+    curve.legend = curve.name.replace(first, "").trim() || curve.name; // "KV usage" and "peak"
+  }
 }
 
 function words(name) {
@@ -240,14 +243,14 @@ function build(place) {
     const figure = html("figure", "chart");
     const caption = html("figcaption");
     caption.append(html("b", "", chart.title));
-    const values = [...chart.curves, ...(chart.limit ? [{ limit: true, name: chart.limit, colour: "grey", form: "limit" }] : [])].map((curve) => {
+    const values = [...chart.curves, ...(chart.limit ? [{ limit: true, legend: chart.limit, colour: "grey", form: "limit" }] : [])].map((curve) => {
       const label = html("span");
       const sample = svg("svg", { viewBox: "0 0 22 10", "aria-hidden": "true" });
       if (curve.form === "filled") sample.append(svg("path", { class: `area ${curve.colour}`, d: "M0 5H22V10H0z" }));
       sample.append(svg("path", { class: `curve ${curve.form} ${curve.colour}`, d: "M1 5H21" }));
       if (curve.form === "dots") sample.append(svg("circle", { class: `dot ${curve.colour}`, cx: 11, cy: 5, r: 3 }));
       const value = html("i");
-      label.append(sample, document.createTextNode(curve.name), value);
+      label.append(sample, document.createTextNode(curve.legend), value);
       caption.append(label);
       return { label, value };
     });
