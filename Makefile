@@ -19,7 +19,7 @@ check: setup
 
 test: check
 	@.ci/programs
-	$(PY) -m pytest -q -m "programs or long"
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "programs or long"
 
 format: setup
 	$(PY) -m ruff format .

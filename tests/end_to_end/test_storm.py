@@ -145,7 +145,7 @@ def test_the_page_has_summary_numbers_fixes_and_runbook(played, route):
     assert alert["labels"]["alertname"] == "VllmModelPreemptionThrash"
     assert notes["summary"] == VERDICT.summary
     assert notes["runbook_url"].endswith("/VllmModelPreemptionThrash.md")
-    assert "KV usage up to " in notes["description"]
+    assert "KV usage peak " in notes["description"]
     assert "preemptions/s" in notes["description"]
     assert VERDICT.impact in notes["description"]
     fixes = notes["description"].split("What to change, best first:\n")[1].splitlines()
