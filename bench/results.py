@@ -35,7 +35,7 @@ NOTES: Final[Mapping[str, str]] = {
 The GET, ours or the bare one, is the minimum cost of a poll: half is aiohttp's client, half the server and
 the network. The section "poll" lists the additional work, measured without waiting in between;
 after the wait for an answer the processor's caches are cold, and the same work takes a quarter longer. A
-quarter of it is the regular expression that finds the 64 relevant lines among 600, twice as long as
+quarter of it is the regular expression that finds the 64 relevant lines among 600, at twice the cost of
 finding the ends of lines; the rest is spread over all steps, and no function takes more than a tenth.
 """,
 }
