@@ -109,7 +109,7 @@ def _run_command(words: Sequence[str]) -> int:
 
 
 def _flush_output() -> None:
-    """Write what is buffered, and drop what cannot be written: Python would report it at exit."""
+    """Write the buffered output, and drop it if that fails: Python would report it at exit."""
     if sys.stdout is None:
         return
     try:

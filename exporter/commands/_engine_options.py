@@ -60,7 +60,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, known: bool = False
     """
     group = parser.add_argument_group(
         "engine",
-        "These go before what the server exposes." if known else None,
+        "These override what the server exposes." if known else None,
         argument_default=argparse.SUPPRESS,
     )
 

@@ -19,7 +19,7 @@ _SECONDS: Final = duration_between(0.1, 7 * 86_400.0)
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    """Add the server's URL, which goes before ``--target.url``."""
+    """Add the server's URL, which overrides ``--target.url``."""
     parser.add_argument(
         "url",
         metavar="URL",
@@ -29,7 +29,7 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def add_for(parser: argparse.ArgumentParser) -> None:
-    """Add ``--for``, after which a command ends by itself."""
+    """Add ``--for``, after which a command ends."""
     parser.add_argument(
         "--for", dest="seconds", type=duration, metavar="DURATION", help="stop after this time"
     )

@@ -87,7 +87,7 @@ async def show(
 def _stand_in(
     name: str, story: Scenario | None
 ) -> tuple[FakeServer | RecordedServer, TargetConfig, tuple[str, ...]]:
-    """The server of a scenario, what the exporter is configured to know of it, and lines that describe it."""
+    """Return the server of a scenario, its target in the configuration, and lines that describe it."""
     if story is None:
         recorded = RecordedServer()
         return (
