@@ -121,7 +121,7 @@ class Situation:
 
     def number(self, fact: str) -> float | None:
         """Return a fact of the server as a number; None where it is unknown or no number."""
-        return _number(self.server_facts.get(fact))
+        return as_number(self.server_facts.get(fact))
 
     @property
     def running(self) -> float | None:
@@ -173,7 +173,7 @@ def describe(
     burst = history.window_start(t - thresholds.burst_window)
     minute = history.window_start(t - thresholds.window)
     long = history.window_start(t - thresholds.long_window)
-    seats = _number(server_facts.get("max_num_active_seqs")) or _number(server_facts.get("max_num_seqs"))
+    seats = as_number(server_facts.get("max_num_active_seqs")) or as_number(server_facts.get("max_num_seqs"))
     return Situation(
         t=t,
         signals=signals,
@@ -221,7 +221,7 @@ def _queue(
     start = history.window_start(history.times[-1] - thresholds.queue_window)
     kv_usage = history.mean("kv_usage", start)
     capacity = signals.kv_capacity_tokens
-    reserved = _number(server_facts.get("watermark")) or 0.0  # free, but not for waiting requests
+    reserved = as_number(server_facts.get("watermark")) or 0.0  # free, but not for waiting requests
     free = None if kv_usage is None or capacity is None else (1 - kv_usage - reserved) * capacity
     longest = _longest_prompt(history, server_facts)
     return Queue(
@@ -262,16 +262,11 @@ def _busy(history: History) -> bool:
     return shown or bool(history.increase("generation_tokens", start))
 
 
-def _number(value: object) -> float | None:
-    number = as_number(value)
-    return None if number is None else float(number)
-
-
 def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> float | None:
     """Return the tokens of the longest prompts: p99 of those seen, else the model's limit."""
     lengths = history.prompt_lengths.lengths()
     p99 = lengths.quantile(0.99) if lengths is not None and lengths.detailed else None
-    longest = _number(server_facts.get("max_model_len"))
+    longest = as_number(server_facts.get("max_model_len"))
     if p99 is None:
         return longest
     return p99 if longest is None else min(p99, longest)
