@@ -8,11 +8,11 @@ from pathlib import Path
 from bench import Row
 from exporter.commands.simulate_compare import simulate_run
 from exporter.simulation.arrivals import Poisson
-from exporter.simulation.rng import Dice
+from exporter.simulation.rng import Rng
 from exporter.simulation.run import simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import nanoseconds
-from exporter.simulation.workload import Lengths, made_up, parse_workload
+from exporter.simulation.workload import Lengths, parse_workload, random_requests
 
 TRUTH = Path(__file__).parent.parent / "tests" / "simulation" / "truth"
 HOUR = 3600
@@ -24,8 +24,8 @@ SMALL = 200  # blocks of a pool that is always full
 def hour(seats: int, blocks: int) -> tuple[float, int]:
     """Seconds of processor time that one busy hour takes, and the requests that finished in it."""
     engine = Engine(num_gpu_blocks=blocks, max_num_seqs=seats)
-    dice = Dice(1)
-    requests = made_up(Lengths.between(100, 1500), Lengths.between(100, 900), dice.fork())
+    dice = Rng(1)
+    requests = random_requests(Lengths.between(100, 1500), Lengths.between(100, 900), dice.fork())
     end = nanoseconds(HOUR)
     start = time.process_time()
     result = simulate(engine, Poisson(requests, 10.0, dice.fork(), end), end=end)

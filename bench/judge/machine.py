@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.judge.traffic import Clients, Traffic
 from exporter.simulation.gates import AdapterSlots, ConnectorLoads, Gate
-from exporter.simulation.in_flight import Live
+from exporter.simulation.in_flight import InFlight
 from exporter.simulation.run import Run
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
@@ -99,7 +99,7 @@ class Machine:
         if self.figures is not None:
             self.figures.gauges(0, 0, 0.0)
             self.figures.preempted(0)
-            scheduler.witness = self._witness
+            scheduler.on_context_complete = self._witness
 
     def _gate(self, scheduler: Scheduler) -> Gate | None:
         fault = self._fault
@@ -181,7 +181,7 @@ class Machine:
 
     # What vLLM counts.
 
-    def _witness(self, live: Live) -> None:
+    def _witness(self, live: InFlight) -> None:
         now = self._run.scheduler.now
         self._noted[4] += 1
         if live.first is None:
@@ -202,7 +202,7 @@ class Machine:
             self._scheduled = scheduled
         self._noted = [totals.steps, totals.busy, totals.output_steps, totals.output_tokens, 0]
 
-    def _note_finished(self, live: Live) -> None:
+    def _note_finished(self, live: InFlight) -> None:
         admitted, first = live.admitted or live.arrival, live.first or live.ended
         self.figures.finished(
             Finished(

@@ -5,10 +5,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from exporter.simulation.arrivals import Arrivals, Timed
-from exporter.simulation.rng import Dice
+from exporter.simulation.arrivals import Arrivals, Trace
+from exporter.simulation.rng import Rng
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
-from exporter.simulation.workload import Lengths, Request, made_up
+from exporter.simulation.workload import Lengths, Request, random_requests
 
 __all__ = ["Clients", "Phase", "Traffic"]
 
@@ -58,7 +58,7 @@ class Traffic:
         """Return what arrives from some second on; an open load sends the same requests whatever it is."""
         if self.closed:
             return Clients(self, since)
-        return Timed(r for r in self._requests() if (r.arrival or 0) >= nanoseconds(since))
+        return Trace(r for r in self._requests() if (r.arrival or 0) >= nanoseconds(since))
 
     def bounds(self) -> list[tuple[float, Phase]]:
         """Return each phase with the second at which it begins."""
@@ -68,10 +68,10 @@ class Traffic:
             at += phase.seconds
         return found
 
-    def lengths(self, phase: int, dice: Dice) -> Iterator[Request]:
+    def lengths(self, phase: int, dice: Rng) -> Iterator[Request]:
         """Yield requests with the lengths of a phase."""
         now = self.phases[phase]
-        return made_up(
+        return random_requests(
             now.prompts, now.outputs, dice, prefixes=self.prefixes, prefix_tokens=self.prefix_tokens
         )
 
@@ -84,7 +84,7 @@ class Traffic:
         drawn = random.Random(self.seed)
         found: list[Request] = list(self.single)
         for number, (begin, phase) in enumerate(self.bounds()):
-            lengths = self.lengths(number, Dice(self.seed * 31 + number))
+            lengths = self.lengths(number, Rng(self.seed * 31 + number))
             times = [begin + drawn.random() for _ in range(phase.burst)]
             most, at = max(phase.rate), begin
             while most and (at := at + drawn.expovariate(most)) < begin + phase.seconds:
@@ -112,9 +112,9 @@ class Clients:
             if begin + phase.seconds > since
         ]
         self._wanted = self._clients = 0
-        self._dice = Dice(traffic.seed)
+        self._dice = Rng(traffic.seed)
         self._requests = [
-            traffic.lengths(number, Dice(traffic.seed * 31 + number)) for number in range(len(traffic.phases))
+            traffic.lengths(number, Rng(traffic.seed * 31 + number)) for number in range(len(traffic.phases))
         ]
         self._phase = 0
         self._number = 0

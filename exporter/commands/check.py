@@ -26,7 +26,7 @@ from exporter.runtime.clocks import SYSTEM
 from exporter.runtime.pace import Pace
 from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.simulation import worker
-from exporter.simulation.from_status import Present, PresentError, present_of
+from exporter.simulation.from_status import Present, PresentError, present_from_status
 from exporter.simulation.whatif import Forecast
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.exposition import EngineKey
@@ -138,11 +138,11 @@ def _forecast(config: Config, result: CheckResult) -> WhatIf:
     """Simulate what each fix would do to the engine that preempts most."""
     try:
         name, engine = choose_engine(_status(config, result), None)
-        present = present_of(engine)
+        present = present_from_status(engine)
     except (LookupError, PresentError) as problem:
         return str(problem.args[0])
     with progress_bar(sys.stderr) as progress:
-        return name, present, worker.foretell(present, config.whatif, progress=progress)
+        return name, present, worker.forecast_engine(present, config.whatif, progress=progress)
 
 
 def _status(config: Config, result: CheckResult) -> Mapping[str, Any]:
@@ -168,7 +168,7 @@ def _to_json(config: Config, result: CheckResult, seconds: float, forecast: What
     if isinstance(forecast, str):
         document["what_if"] = {"error": forecast}
     elif forecast is not None:
-        document["what_if"] = worker.as_object(*forecast)
+        document["what_if"] = worker.to_dict(*forecast)
     return json.dumps(document, indent=2, allow_nan=False)
 
 
@@ -188,5 +188,5 @@ def _report(
         lines += report(result.reading, paint)
     if forecast is not None:
         lines += ["", "What each fix would do, simulated"]
-        lines += [f"  {forecast}"] if isinstance(forecast, str) else worker.as_text(*forecast).splitlines()
+        lines += [f"  {forecast}"] if isinstance(forecast, str) else worker.to_text(*forecast).splitlines()
     return [*lines, "", ACCESS_LOG]

@@ -9,7 +9,7 @@ from typing import Final
 from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.commands._workload import read_workload
 from exporter.config import Config
-from exporter.simulation.arrivals import Burst, Closed
+from exporter.simulation.arrivals import Burst, ClosedLoop
 from exporter.simulation.run import Result, simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepTime
@@ -101,4 +101,4 @@ def simulate_run(
         watermark=float(row["watermark"]),
         step_time=step_time or StepTime(),
     )
-    return simulate(engine, Burst(workload) if row["mode"] == "burst" else Closed(workload, _CLIENTS))
+    return simulate(engine, Burst(workload) if row["mode"] == "burst" else ClosedLoop(workload, _CLIENTS))

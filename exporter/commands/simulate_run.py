@@ -11,8 +11,8 @@ from exporter.commands._engine_options import add_engine_arguments, engine_chang
 from exporter.commands._outcome import ExitStatus, UsageError, complain
 from exporter.commands._workload import read_workload
 from exporter.config import Config
-from exporter.simulation.arrivals import Arrivals, Burst, Closed, Poisson, Timed
-from exporter.simulation.rng import Dice
+from exporter.simulation.arrivals import Arrivals, Burst, ClosedLoop, Poisson, Trace
+from exporter.simulation.rng import Rng
 from exporter.simulation.run import Result, simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import nanoseconds
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
     if options.json:
-        print(json.dumps(result.as_dict()))
+        print(json.dumps(result.to_dict()))
     else:
         print("\n".join(_chosen(options.show, result) if options.show else _summary(result)))
     if result.stuck:
@@ -137,11 +137,11 @@ def _arrivals(options: argparse.Namespace, requests: Sequence[Request]) -> Arriv
     end = None if options.duration is None else nanoseconds(options.duration)
     source: Iterable[Request] = requests if end is None else _repeated(requests)
     if options.arrivals == "closed":
-        return Closed(source, options.clients, end, nanoseconds(options.pause))
+        return ClosedLoop(source, options.clients, end, nanoseconds(options.pause))
     if options.arrivals == "poisson":
         if options.rate is None:
             raise ValueError("--arrivals poisson needs --rate, requests per second")
-        return Poisson(source, options.rate, Dice(options.seed), end)
+        return Poisson(source, options.rate, Rng(options.seed), end)
     if end is not None:
         raise ValueError(f"--duration needs arrivals closed or poisson, got {options.arrivals}")
     if options.arrivals == "burst":
@@ -151,7 +151,7 @@ def _arrivals(options: argparse.Namespace, requests: Sequence[Request]) -> Arriv
         raise ValueError(
             f"--arrivals trace needs an arrival time for every request; request {missing[0]} has none"
         )
-    return Timed(sorted(requests, key=lambda request: (request.arrival or 0, request.id)))
+    return Trace(sorted(requests, key=lambda request: (request.arrival or 0, request.id)))
 
 
 def _repeated(requests: Sequence[Request]) -> Iterator[Request]:

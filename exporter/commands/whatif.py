@@ -22,7 +22,13 @@ from exporter.config import Config, add_flags
 from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation import worker
-from exporter.simulation.from_status import Present, PresentError, asked, present_of, settings
+from exporter.simulation.from_status import (
+    Present,
+    PresentError,
+    describe_engine,
+    describe_load,
+    present_from_status,
+)
 from exporter.simulation.load import Load
 from exporter.simulation.settings import Engine
 from exporter.simulation.whatif import horizon
@@ -126,12 +132,12 @@ def _forecast(options: argparse.Namespace, config: Config, name: str, present: P
             raise ValueError(f"--duration: expected seconds above 0, got {options.duration:g}")
         span = horizon(present.load, present.engine)[0], options.duration
     with progress_bar(sys.stderr) as progress:
-        result = worker.foretell(
+        result = worker.forecast_engine(
             present, config.whatif, tried=options.tried, span=span, jobs=options.jobs, progress=progress
         )
     if options.json:
-        return json.dumps(worker.as_object(name, present, result), indent=2, allow_nan=False)
-    return worker.as_text(name, present, result).rstrip("\n")
+        return json.dumps(worker.to_dict(name, present, result), indent=2, allow_nan=False)
+    return worker.to_text(name, present, result).rstrip("\n")
 
 
 def _present(options: argparse.Namespace, config: Config) -> tuple[str, Present]:
@@ -153,7 +159,7 @@ def _choose(target: Mapping[str, Any], options: argparse.Namespace) -> tuple[str
     except LookupError as problem:
         raise PresentError(problem.args[0]) from problem
     changes = engine_changes(options)
-    present = present_of(engine, changes)
+    present = present_from_status(engine, changes)
     if changes.get("recovery") == "swap" and "swap_blocks" not in changes:
         present = replace(present, engine=replace(present.engine, swap_blocks=present.engine.num_gpu_blocks))
     return name, present
@@ -209,7 +215,7 @@ def _described(options: argparse.Namespace, requests_given: tuple[Request, ...])
         raise PresentError("missing --num-gpu-blocks: without a server the size of the pool is unknown")
     engine = Engine(**engine_changes(options))
     load = _load(options, requests_given)
-    return Present(load, engine, None, (), f"{asked(load)}; {settings(engine)}")
+    return Present(load, engine, None, (), f"{describe_load(load)}; {describe_engine(engine)}")
 
 
 def _load(options: argparse.Namespace, given: tuple[Request, ...]) -> Load:

@@ -1,31 +1,31 @@
-"""When requests reach the engine: all at once, one per free client, at random, or from a trace."""
+"""The arrival of requests: all at once, one per free client, at random, or from a trace."""
 
 import heapq
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from exporter.simulation.rng import Dice
+from exporter.simulation.rng import Rng
 from exporter.simulation.timing import NANOSECONDS
 from exporter.simulation.workload import Request
 
-__all__ = ["Arrivals", "Burst", "Closed", "Poisson", "Timed"]
+__all__ = ["Arrivals", "Burst", "ClosedLoop", "Poisson", "Trace"]
 
 
 class Arrivals(Protocol):
-    """A source of requests; it holds at most the next ones, never the whole future."""
+    """A source of requests."""
 
     def next_at(self) -> int | None:
-        """Return when the next request arrives (nanoseconds), or None while none is due."""
+        """Return when the next request arrives (nanoseconds), or None while no request is due."""
 
     def take(self) -> Request:
         """Take the next request."""
 
     def left(self, now: int) -> None:
-        """Hear that a request left the engine, finished or given up."""
+        """Note that a request left the engine, finished or aborted."""
 
 
-class Timed:
-    """Requests that arrive at times of their own (a trace, in order of arrival; None counts as 0)."""
+class Trace:
+    """Requests with arrival times, in order of arrival; None counts as 0."""
 
     def __init__(self, requests: Iterable[Request], end: int | None = None) -> None:
         self._source = iter(requests)
@@ -51,47 +51,44 @@ class Timed:
         return request
 
     def left(self, now: int) -> None:
-        """Nothing follows from a request that left."""
+        """Ignore a request that left."""
 
 
-class Burst(Timed):
-    """All at the start, in order, whatever times they have."""
+class Burst(Trace):
+    """All requests at the start, in order, whatever their times."""
 
-    def _arrival(self, request: Request) -> int:  # noqa: ARG002 -- at once is at once
+    def _arrival(self, request: Request) -> int:  # noqa: ARG002 -- all arrive at once
         return 0
 
 
-class Poisson(Timed):
-    """At random: independent exponential gaps, ``rate`` requests a second on average."""
+class Poisson(Trace):
+    """Random arrivals: independent exponential gaps, ``rate`` requests per second on average."""
 
-    def __init__(self, requests: Iterable[Request], rate: float, dice: Dice, end: int | None = None) -> None:
+    def __init__(self, requests: Iterable[Request], rate: float, rng: Rng, end: int | None = None) -> None:
         if rate <= 0:
-            raise ValueError(f"wanted a rate above 0 requests a second, got {rate}")
-        self._dice = dice
+            raise ValueError(f"expected a rate above 0 requests per second, got {rate}")
+        self._rng = rng
         self._gap = round(NANOSECONDS / rate)
         super().__init__(requests, end)
-        self._at = dice.exponential(self._gap)
+        self._at = rng.exponential(self._gap)
 
-    def _arrival(self, request: Request) -> int:  # noqa: ARG002 -- the dice decide
+    def _arrival(self, request: Request) -> int:  # noqa: ARG002 -- drawn at random
         return self._at
 
     def take(self) -> Request:
         """Take the next request and draw the gap to the one after it."""
-        self._at += self._dice.exponential(self._gap)
+        self._at += self._rng.exponential(self._gap)
         return super().take()
 
 
-class Closed:
-    """A closed loop: so many clients, each sends its next request when its last one ended.
-
-    ``pause`` nanoseconds pass in between (the way to the client and back, thinking).
-    """
+class ClosedLoop:
+    """A closed loop: each client sends its next request ``pause`` nanoseconds after its last one ended."""
 
     def __init__(
         self, requests: Iterable[Request], clients: int, end: int | None = None, pause: int = 0
     ) -> None:
         if clients < 1:
-            raise ValueError(f"wanted at least 1 client, got {clients}")
+            raise ValueError(f"expected at least 1 client, got {clients}")
         self._source: Iterator[Request] = iter(requests)
         self._end = end
         self._pause = pause
@@ -99,14 +96,14 @@ class Closed:
         self._due = [0] * clients
 
     def next_at(self) -> int | None:
-        """Return when the next client sends, or None while all wait for answers."""
+        """Return when the next client sends, or None while all clients wait for responses."""
         if self._next is None or not self._due:
             return None
         at = self._due[0]
         return None if self._end is not None and at >= self._end else at
 
     def take(self) -> Request:
-        """Take the next request in order for the client whose turn it is."""
+        """Take the next request, for the client that is due."""
         if self._next is None:
             raise ValueError("no request is left")
         heapq.heappop(self._due)
@@ -114,5 +111,5 @@ class Closed:
         return request
 
     def left(self, now: int) -> None:
-        """Free the client whose request left."""
+        """Free the client of a request that left."""
         heapq.heappush(self._due, now + self._pause)

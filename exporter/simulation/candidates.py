@@ -1,4 +1,4 @@
-"""The changes a forecast tries: one at a time, and combinations when asked for."""
+"""The changes that a forecast simulates: single ones, and combinations on request."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ __all__ = ["NOW", "Candidate", "candidates", "parse_candidate", "scaled_pool"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run the server.
+    """A change of the server.
 
     Attributes:
-        label: What is changed, for a table: ``watermark 0.05``.
+        label: The change, for a table: ``watermark 0.05``.
         engine: The settings after the change.
-        replicas: How many times as many servers share the load.
-        fixes: The names of the advice that would bring this about, any one of them.
-        note: What it needs, or what the simulation takes for granted about it, or "".
+        replicas: Servers that share the load, per server of today.
+        fixes: Names of fixes, each of which makes this change.
+        note: Requirements or assumptions, or "".
     """
 
     label: str
@@ -33,12 +33,12 @@ NOW: Final = "as it is now"
 
 
 def scaled_pool(engine: Engine, factor: float) -> Engine:
-    """Return an engine with so many times the usable blocks."""
+    """Return an engine with its usable blocks multiplied by a factor."""
     return replace(engine, num_gpu_blocks=max(2, round(engine.usable_blocks * factor) + 1))
 
 
 def candidates(load: Load, engine: Engine) -> tuple[Candidate, ...]:
-    """Return every single change worth trying on an engine under a load, the present itself first."""
+    """Return the single changes worth simulating for an engine under a load; the first one is no change."""
     found = [Candidate(NOW, engine), *_pool(engine), *_seats(load, engine), *_admission(engine)]
     found.append(
         Candidate(
@@ -46,7 +46,7 @@ def candidates(load: Load, engine: Engine) -> tuple[Candidate, ...]:
             engine,
             2,
             ("add_replicas",),
-            "assumes that the load is shared equally by 2 servers",
+            "assumes that 2 servers share the load equally",
         )
     )
     found += _batch(engine)
@@ -66,12 +66,12 @@ def _pool(engine: Engine) -> Iterator[Candidate]:
         scaled_pool(engine, 2.0),
         1,
         ("fp8_kv_cache", "raise_tensor_parallel"),
-        "assumes that a step takes as long as before",
+        "assumes that the step time does not change",
     )
 
 
 def _seats(load: Load, engine: Engine) -> Iterator[Candidate]:
-    """Seats at several values: what fits by arithmetic, parts of what can run at all, and twice as many."""
+    """Yield several seat counts: those that fit by arithmetic, parts of what can run, and twice as many."""
     fitting = fitting_seats(load, engine)
     plateau = min(engine.max_num_seqs, load.clients or engine.max_num_seqs, 2 * fitting)
     values = {fitting, plateau * 3 // 4, plateau // 2, plateau // 4}
@@ -121,7 +121,7 @@ def parse_candidate(text: str, engine: Engine) -> Candidate:
     ``prefix-caching=on|off``, ``full-prompt-reservation=on|off``, ``replicas=xFACTOR``.
 
     Raises:
-        ValueError: names the part that cannot be read, or what vLLM would refuse.
+        ValueError: a part is invalid, or vLLM would reject it; the message names it.
     """
     replicas = 1
     for part in text.split("+"):
@@ -130,7 +130,7 @@ def parse_candidate(text: str, engine: Engine) -> Candidate:
             if name == "replicas":
                 replicas = int(value.removeprefix("x"))
                 if replicas < 1:
-                    raise ValueError("wanted at least x1")  # noqa: TRY301 -- told with the part's name below
+                    raise ValueError("expected at least x1")  # noqa: TRY301 -- raised again with the part's name below
             else:
                 engine = _changed(engine, name, value)
         except ValueError as error:
@@ -153,10 +153,10 @@ def _changed(engine: Engine, name: str, value: str) -> Engine:
         return replace(engine, watermark=float(value))
     if name in ("prefix-caching", "full-prompt-reservation"):
         if value not in switches:
-            raise ValueError(f"wanted on or off, got {value!r}")
+            raise ValueError(f"expected on or off, got {value!r}")
         if name == "prefix-caching":
             return replace(engine, enable_prefix_caching=switches[value])
         return replace(engine, reserve_full_prompt=switches[value])
     raise ValueError(
-        "wanted pool, seats, watermark, batched-tokens, prefix-caching, full-prompt-reservation or replicas"
+        "expected pool, seats, watermark, batched-tokens, prefix-caching, full-prompt-reservation or replicas"
     )

@@ -1,31 +1,31 @@
-"""Everything a scheduler counts while it runs."""
+"""The counters of a scheduler."""
 
 from typing import Final
 
-__all__ = ["Totals"]
+__all__ = ["Counters"]
 
 _NAMED: Final = 10
 
 
-class Totals:
-    """Sums over all steps so far.
+class Counters:
+    """Sums over all steps.
 
     Attributes:
         steps: Engine steps.
-        output_steps: Steps that put out a token: what ``iteration_tokens_total_count`` counts.
+        output_steps: Steps that generated a token, as ``iteration_tokens_total_count``.
         busy: Nanoseconds in steps.
         scheduled_tokens: Tokens computed, prefill and decode.
         scheduled_sequences: Sum over the steps of the requests running in each.
-        output_tokens: Tokens put out.
-        recomputed_tokens: Tokens computed that had been computed before and were lost to a preemption.
+        output_tokens: Tokens generated.
+        recomputed_tokens: Tokens computed again after a preemption.
         cached_tokens: Prompt tokens found in the prefix cache at first admission.
-        preemptions: Preemptions when they happen.
-        preemptions_counted: Preemptions when vLLM's counter moves: with the victim's next output.
+        preemptions: Preemptions, counted when they happen.
+        preemptions_counted: Preemptions, counted as in vLLM, with the victim's next output.
         swapped_out, swapped_in: Blocks copied to and from the swap space.
-        refused: Requests whose prompt exceeds the model length.
+        refused: Rejected requests, whose prompt exceeds the model length.
         aborted: Requests whose client gave up.
-        unfittable: Requests that the whole pool cannot hold at their full length, and the first of them.
-        peak: The most blocks held after a step (as vLLM's gauge: victims and finished ones are gone).
+        unfittable, unfittable_ids: Requests whose full length exceeds the pool, and the first of them.
+        peak: The most blocks held after a step, when victims and finished requests have left, as in vLLM.
         held_time, running_time, waiting_time: Blocks held, requests running and waiting, times nanoseconds.
     """
 
@@ -63,14 +63,14 @@ class Totals:
         self.peak = 0
         self.held_time = self.running_time = self.waiting_time = 0
 
-    def note_unfittable(self, number: int) -> None:
-        """Count a request that can never fit; the first few are kept by number."""
+    def count_unfittable(self, number: int) -> None:
+        """Count a request that can never fit, and keep the first few by number."""
         self.unfittable += 1
         if len(self.unfittable_ids) < _NAMED:
             self.unfittable_ids.append(number)
 
     def add_step(self, took: int, held: int, running: int, waiting: int) -> None:
-        """Add one step's duration and what was held, running and waiting during it."""
+        """Add the duration of a step, and the blocks held and requests running and waiting during it."""
         self.steps += 1
         self.busy += took
         self.scheduled_sequences += running
@@ -79,16 +79,16 @@ class Totals:
         self.waiting_time += waiting * took
 
     def add_outputs(self, tokens: int, outputs: int, held: int) -> None:
-        """Add what a step computed and put out, and the blocks held after it."""
+        """Add the tokens computed and generated in a step, and the blocks held after it."""
         self.scheduled_tokens += tokens
         self.output_tokens += outputs
         self.output_steps += outputs > 0
         self.peak = max(self.peak, held)
 
     def add_glide(self, steps: int, took: int, decoding: int, *, held: int, after: int, waiting: int) -> None:
-        """Add steps of equal duration in which so many decode and nothing else happens.
+        """Add steps of equal duration in which requests only decode.
 
-        ``held`` is the sum over the steps of the blocks held, ``after`` what is held at the end.
+        ``held`` is the sum over the steps of the blocks held, ``after`` the blocks held at the end.
         """
         self.steps += steps
         self.output_steps += steps

@@ -1,6 +1,6 @@
-"""The present of an engine, from what a running exporter says of it: its load, its settings, its pace.
+"""Reads an engine's load, settings and step time from the status of a running exporter.
 
-Settings that the exporter does not know are assumed, and every assumption is listed.
+Unknown values get defaults, which are listed as assumptions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepSample, StepTime, fit
 from exporter.simulation.workload import Lengths
 
-__all__ = ["Present", "PresentError", "asked", "present_of", "settings"]
+__all__ = ["Present", "PresentError", "describe_engine", "describe_load", "present_from_status"]
 
-# Samples tell the parts of a step's time from each other only where the load differs this much.
+# The parts of a step's time can be fitted only if the load of the samples differs this much.
 _VARIETY: Final = 1.5
-# Block count and capacity in tokens that differ by no more tell the same.
+# A block count and a capacity in tokens agree if they differ by at most this.
 _CLOSE: Final = 0.1
-# vLLM's own defaults, for a server that does not tell.
+# vLLM's defaults, for a server whose settings are unknown.
 _SEATS: Final = 256
 _BUDGET: Final = 2048
 _BLOCK: Final = 16
@@ -30,19 +30,19 @@ _LONGEST: Final = 1 << 20
 
 
 class PresentError(ValueError):
-    """Too little is known of an engine to simulate it; says what is missing."""
+    """Too little is known of an engine to simulate it; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """An engine as it is now.
+    """The current state of an engine.
 
     Attributes:
-        load: what is asked of it.
+        load: its requests.
         engine: its settings.
-        per_minute: preemptions that the server counted, per minute; None where it does not count.
-        assumed: assumptions about unknown settings.
-        sentence: all of that for a person.
+        per_minute: preemptions per minute that the server counted; None if it does not count them.
+        assumed: unknown settings and their defaults, as sentences.
+        sentence: load and settings, for a person.
     """
 
     load: Load
@@ -52,28 +52,28 @@ class Present:
     sentence: str = ""
 
 
-def present_of(status: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> Present:
-    """Read an engine's object out of the exporter's status.
+def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Present:
+    """Read the state of an engine from the exporter's status.
 
     Args:
-        status: with ``load`` and ``limits``.
-        told: fields of `Engine` that somebody told, which count before what the exporter knows.
+        status: the engine's object, with ``load`` and ``limits``.
+        overrides: fields of `Engine` that replace the values of the exporter.
 
     Raises:
-        PresentError: something without which nothing can be simulated is unknown; it is named.
+        PresentError: a value that a simulation needs is unknown; the message names it.
     """
     document = status.get("load")
     if not isinstance(document, Mapping):
-        raise PresentError("nothing is known of the engine's load yet: it must have been seen at work")
+        raise PresentError("the load of the engine is unknown: the exporter has not seen it at work yet")
     facts = {name: each.get("value") for name, each in (status.get("limits") or {}).items()}
     longest = _whole(facts.get("max_model_len")) or _LONGEST
     profile = LoadProfile.from_dict(document)
     prompts = _lengths(profile.prompt_tokens, "prompt", longest)
     outputs = _lengths(profile.output_tokens, "output", longest)
     assumed: list[str] = []
-    engine = _engine(profile, facts, dict(told or {}), assumed)
+    engine = _engine(profile, facts, dict(overrides or {}), assumed)
     if profile.arrivals_per_second <= 0 and profile.requests_waiting_mean < 1:
-        raise PresentError("no request came while the engine was watched")
+        raise PresentError("no request arrived while the engine was watched")
     load = observed_load(
         prompts,
         outputs,
@@ -82,14 +82,14 @@ def present_of(status: Mapping[str, Any], told: Mapping[str, Any] | None = None)
         waiting=profile.requests_waiting_mean,
         prefix_hit_ratio=profile.prefix_cache_hit_ratio or 0.0,
     )
-    sentence = f"{asked(load)}, as seen in {profile.window_seconds:.0f} s; {settings(engine)}"
+    sentence = f"{describe_load(load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
     return Present(load, engine, profile.preemptions_per_minute, tuple(assumed), sentence)
 
 
 def _lengths(histogram: LengthHistogram | None, name: str, longest: int) -> Lengths:
     mean = histogram.mean if histogram is not None else None
     if histogram is None or not mean:
-        raise PresentError(f"{name} tokens of requests are unknown: none has finished yet")
+        raise PresentError(f"{name} tokens of requests are unknown: no request has finished yet")
     counts = accumulate(inside for _, inside in histogram.buckets)
     cumulative = [(bound, count) for (bound, _), count in zip(histogram.buckets, counts, strict=True)]
     if not histogram.detailed:  # one bucket has no more than the mean
@@ -98,19 +98,19 @@ def _lengths(histogram: LengthHistogram | None, name: str, longest: int) -> Leng
 
 
 def _engine(
-    profile: LoadProfile, facts: Mapping[str, Any], told: dict[str, Any], assumed: list[str]
+    profile: LoadProfile, facts: Mapping[str, Any], overrides: dict[str, Any], assumed: list[str]
 ) -> Engine:
     def known(name: str, guess: int) -> int:
-        value = told.pop(name, None) or _whole(facts.get(name))
+        value = overrides.pop(name, None) or _whole(facts.get(name))
         if value is None:
-            assumed.append(f"{name} is not known, {guess} taken")
+            assumed.append(f"{name} = {guess} (unknown)")
         return value or guess
 
-    block = told.pop("block_size", None) or profile.block_size
+    block = overrides.pop("block_size", None) or profile.block_size
     if block is None:
         block = _BLOCK
-        assumed.append(f"block_size is not known, {block} taken")
-    blocks = told.pop("num_gpu_blocks", None) or _blocks(profile, block)
+        assumed.append(f"block_size = {block} (unknown)")
+    blocks = overrides.pop("num_gpu_blocks", None) or _blocks(profile, block)
     seats = known("max_num_seqs", max(_SEATS, round(profile.requests_running_max)))
     engine = Engine(
         num_gpu_blocks=blocks,
@@ -125,23 +125,23 @@ def _engine(
         policy="priority" if facts.get("scheduling_policy") == "priority" else "fcfs",
         async_scheduling=facts.get("async_scheduling") is True,
     )
-    if "step_time" not in told:
-        told["step_time"] = _step_time(profile.steps, assumed)
-    return replace(engine, **told)
+    if "step_time" not in overrides:
+        overrides["step_time"] = _step_time(profile.steps, assumed)
+    return replace(engine, **overrides)
 
 
 def _blocks(profile: LoadProfile, block: int) -> int:
-    """Blocks of one engine, the null block included.
+    """Return the blocks of one engine, including the null block.
 
-    The server tells the number for all its engines together, and the capacity of each in tokens; where the
-    two do not fit together (hybrid models) the capacity decides.
+    The server exposes the number for all its engines together, and the capacity in tokens of each. If they
+    disagree (hybrid models), the capacity counts.
     """
-    capacity, told = profile.kv_capacity_tokens or 0.0, profile.num_gpu_blocks or 0
+    capacity, total = profile.kv_capacity_tokens or 0.0, profile.num_gpu_blocks or 0
     if capacity <= 0:
-        raise PresentError("the KV capacity is not known: tell it with --num-gpu-blocks")
-    each = told / max(1, round(told * block / capacity))
-    if abs(each * block - capacity) <= _CLOSE * capacity:
-        return max(2, round(each))
+        raise PresentError("the KV capacity is unknown: pass --num-gpu-blocks")
+    blocks: float = total / max(1, round(total * block / capacity))
+    if abs(blocks * block - capacity) <= _CLOSE * capacity:
+        return max(2, round(blocks))
     return max(2, round(capacity / block) + 1)
 
 
@@ -149,7 +149,7 @@ def _step_time(steps: Sequence[StepSlice], assumed: list[str]) -> StepTime:
     samples = [StepSample(*each) for each in steps]
     usable = [s for s in samples if s.seconds > 0 and s.steps > 0]
     if not usable:
-        assumed.append("the time of a step was not seen, that of an 8B model on one GPU taken")
+        assumed.append("the step time of an 8B model on one GPU (unknown)")
         return StepTime()
     batches = [s.sequences / s.steps for s in usable]
     if max(batches) < _VARIETY * min(batches):
@@ -166,8 +166,8 @@ def _whole(value: object) -> int | None:
     return None if number is None else int(number)
 
 
-def asked(load: Load) -> str:
-    """Return what is asked of an engine, for a person."""
+def describe_load(load: Load) -> str:
+    """Describe a load for a person."""
     prompts, outputs = load.lengths()
     rate = load.requests_per_second() or 0.0
     arrivals = f"{load.clients} requests at a time" if load.clients else f"{rate:.3g} requests/s"
@@ -175,8 +175,8 @@ def asked(load: Load) -> str:
     return f"{arrivals}, prompts of {prompts.mean:.0f} tokens{prefix}, answers of {outputs.mean:.0f}"
 
 
-def settings(engine: Engine) -> str:
-    """Return an engine's settings and its pace, for a person."""
+def describe_engine(engine: Engine) -> str:
+    """Describe the settings and step time of an engine for a person."""
     step = engine.step_time
     return (
         f"{engine.num_gpu_blocks} blocks of {engine.block_size}, max_num_seqs {engine.max_num_seqs}, "

@@ -1,4 +1,4 @@
-"""A request inside the engine, and the queue it waits in."""
+"""Requests inside the engine, and the queues in which they wait."""
 
 import heapq
 from collections import deque
@@ -10,24 +10,24 @@ from exporter.simulation.workload import Request
 if TYPE_CHECKING:
     from exporter.simulation.pool import Remnant, SharedBlock, SharedText
 
-__all__ = ["ByPriority", "FirstCome", "Live", "Queue", "State"]
+__all__ = ["ByPriority", "FirstCome", "InFlight", "Queue", "State"]
 
 
 class State(IntEnum):
-    """Where a request is."""
+    """Where a request is in the engine."""
 
     WAITING = 0
-    PREFILL = 1  # running, its context is not computed to the end yet
-    DECODE = 2  # running, one token a step
-    LAME = 3  # finished, but the scheduler learns of it one step later (async scheduling)
+    PREFILL = 1  # running, its context is not complete
+    DECODE = 2  # running, one token per step
+    FINISHING = 3  # finished, but the scheduler does not know until the next step (async scheduling)
     GONE = 4
 
 
-class Live:
-    """The engine's record of one request; lengths in tokens, times in nanoseconds.
+class InFlight:
+    """One request in the engine; lengths in tokens, times in nanoseconds.
 
-    While a request decodes nothing of it changes but the number of the step: at the start of step ``t``
-    it has ``t - start`` tokens computed, one more in all, and it puts out its last token in step ``end``.
+    While a request decodes, its state follows from the number of the step: at the start of step ``t`` it has
+    ``t - start`` computed tokens and one token more in all; it generates its last token in step ``end``.
     """
 
     __slots__ = (
@@ -39,12 +39,10 @@ class Live:
         "ended",
         "final",
         "first",
-        "high",
         "key",
+        "most_computed",
         "outputs",
-        "owed",
         "preemptions",
-        "recomputed",
         "remnant",
         "request",
         "seat",
@@ -56,6 +54,7 @@ class Live:
         "swapped",
         "text",
         "tokens",
+        "uncounted_preemptions",
     )
 
     def __init__(self, request: Request, arrival: int, final: int) -> None:
@@ -66,9 +65,9 @@ class Live:
         self.tokens = request.prompt_tokens  # prompt and generated so far (not kept while decoding)
         self.outputs = final - request.prompt_tokens
         self.state = State.WAITING
-        self.seat = 0  # rises with every admission: the order of vLLM's running list
+        self.seat = 0  # increases with each admission: the order of vLLM's running list
         self.computed = 0
-        self.high = 0  # the most it ever had computed: what is computed again below it is lost work
+        self.most_computed = 0  # below this, tokens are computed again
         self.start = self.end = 0
         self.swapped = 0  # tokens whose KV waits in the swap space
         self.text: SharedText | None = None
@@ -76,63 +75,62 @@ class Live:
         self.shared_blocks = 0  # leading blocks that belong to the shared text
         self.remnant: Remnant | None = None
         self.preemptions = 0
-        self.owed = 0  # preemptions that vLLM has not counted yet: it does with the next output
-        self.recomputed = 0
-        self.cached_tokens = 0  # prefix hits at its first admission
+        self.uncounted_preemptions = 0  # vLLM counts them with the next output
+        self.cached_tokens = 0  # prefix cache hits at its first admission
         self.admitted: int | None = None
         self.first: int | None = None
         self.ended = 0
-        self.stopped = 0  # when it put out its last token before it was preempted
+        self.stopped = 0  # time of its last token before the preemption
 
 
 class Queue(Protocol):
-    """Waiting requests; the head is admitted or nobody is."""
+    """Waiting requests; no request is admitted before the head."""
 
     def __len__(self) -> int: ...
 
-    def add(self, live: Live) -> None:
+    def add(self, live: InFlight) -> None:
         """Queue a new request."""
 
-    def put_back(self, live: Live) -> None:
+    def put_back(self, live: InFlight) -> None:
         """Queue a preempted request."""
 
-    def head(self) -> Live:
-        """Return the request that is next."""
+    def head(self) -> InFlight:
+        """Return the next request."""
 
-    def pop(self) -> Live:
-        """Take the head out."""
+    def pop(self) -> InFlight:
+        """Remove and return the head."""
 
-    def remove(self, live: Live) -> None:
-        """Take out a request wherever it stands."""
+    def remove(self, live: InFlight) -> None:
+        """Remove a request at any position."""
 
 
 class FirstCome:
     """First come, first served; a preempted request goes to the head."""
 
     def __init__(self) -> None:
-        self._items: deque[Live] = deque()
+        self._items: deque[InFlight] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, live: Live) -> None:
+    def add(self, live: InFlight) -> None:
         """Queue a new request at the end."""
         self._items.append(live)
 
-    def put_back(self, live: Live) -> None:
+    def put_back(self, live: InFlight) -> None:
         """Queue a preempted request at the head."""
         self._items.appendleft(live)
 
-    def head(self) -> Live:
-        """Return the request that is next."""
+    def head(self) -> InFlight:
+        """Return the next request."""
         return self._items[0]
 
-    def pop(self) -> Live:
-        """Take the head out."""
+    def pop(self) -> InFlight:
+        """Remove and return the head."""
         return self._items.popleft()
 
-    def remove(self, live: Live) -> None:
-        """Take out a request wherever it stands."""
+    def remove(self, live: InFlight) -> None:
+        """Remove a request at any position."""
         self._items.remove(live)
 
 
@@ -140,26 +138,26 @@ class ByPriority:
     """Lowest (priority, arrival) first, preempted or not."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], Live]] = []
+        self._heap: list[tuple[tuple[int, int, int], InFlight]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, live: Live) -> None:
+    def add(self, live: InFlight) -> None:
         """Queue a request by its priority."""
         heapq.heappush(self._heap, (live.key, live))
 
     put_back = add
 
-    def head(self) -> Live:
-        """Return the request that is next."""
+    def head(self) -> InFlight:
+        """Return the next request."""
         return self._heap[0][1]
 
-    def pop(self) -> Live:
-        """Take the head out."""
+    def pop(self) -> InFlight:
+        """Remove and return the head."""
         return heapq.heappop(self._heap)[1]
 
-    def remove(self, live: Live) -> None:
-        """Take out a request wherever it stands."""
+    def remove(self, live: InFlight) -> None:
+        """Remove a request at any position."""
         self._heap.remove((live.key, live))
         heapq.heapify(self._heap)

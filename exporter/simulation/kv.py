@@ -1,7 +1,7 @@
-"""What each request holds of the pool: vLLM's KV cache manager, and the classic recovery's swap space."""
+"""The blocks of each request: vLLM's KV cache manager, and the swap space of the classic recovery."""
 
-from exporter.simulation.counters import Totals
-from exporter.simulation.in_flight import Live
+from exporter.simulation.counters import Counters
+from exporter.simulation.in_flight import InFlight
 from exporter.simulation.pool import Pool, SharedBlock
 from exporter.simulation.settings import Engine
 
@@ -13,7 +13,7 @@ class KvManager:
 
     Attributes:
         pool: The blocks.
-        moved: Blocks swapped since the caller last set it to 0: they cost time.
+        moved: Blocks swapped since the caller last set it to 0; they take time.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -28,22 +28,22 @@ class KvManager:
         """Return how many blocks a request with this many tokens holds; none before the first token."""
         return -(-tokens // self._size) + self._fixed if tokens else 0
 
-    def growth(self, live: Live, new: int) -> int:
-        """Return the blocks a running request needs to compute so many tokens more."""
+    def growth(self, live: InFlight, new: int) -> int:
+        """Return the blocks that a running request needs to compute this many more tokens."""
         return self.blocks(live.computed + new) - self.blocks(live.computed)
 
-    def enter(self, live: Live) -> None:
-        """Take note of the shared text that a new request begins with."""
+    def enter(self, live: InFlight) -> None:
+        """Find the shared prefix of a new request."""
         request = live.request
         if request.prefix is not None and self.pool.caching:
             live.text = self.pool.text(request.prefix)
             live.shared_blocks = request.prefix_tokens // self._size
 
-    def look_up(self, live: Live) -> tuple[list[SharedBlock], int]:
-        """Return the cached blocks of the shared text, and how many of its own a request finds again.
+    def look_up(self, live: InFlight) -> tuple[list[SharedBlock], int]:
+        """Return the cached blocks of the shared prefix, and how many of its own a request finds again.
 
-        At least the last token is always computed, so its block is never a hit. A request's own blocks
-        are given up before the shared ones in front of them, so they are found only after all of those.
+        The last token is always computed, so its block is never a hit. A request's own blocks are evicted
+        before the shared ones in front of them, so they are hits only if all shared blocks are.
         """
         found: list[SharedBlock] = []
         if live.text is not None:
@@ -51,8 +51,8 @@ class KvManager:
         own = live.remnant.blocks if live.remnant and len(found) == live.shared_blocks else 0
         return found, own
 
-    def give(self, live: Live, found: list[SharedBlock], own: int, tokens: int, totals: Totals) -> None:
-        """Give an admitted request the blocks found for it, and new ones up to so many tokens."""
+    def give(self, live: InFlight, found: list[SharedBlock], own: int, tokens: int, totals: Counters) -> None:
+        """Give an admitted request its cached blocks, and new ones up to this many tokens."""
         self.pool.hold(found)
         if live.remnant and own:
             self.pool.claim(live.remnant)
@@ -68,11 +68,11 @@ class KvManager:
             live.cached_tokens = held * self._size
             totals.cached_tokens += live.cached_tokens
 
-    def share(self, live: Live, known: int) -> bool:
-        """Make the blocks of a shared text known that are full now; ``known`` of them were before.
+    def share(self, live: InFlight, known: int) -> bool:
+        """Make the full blocks of a shared prefix findable; ``known`` of them already were.
 
         Returns:
-            Whether there is more of the text to be found now.
+            Whether more of the prefix can be found now.
         """
         text = live.text
         if text is None:
@@ -84,8 +84,8 @@ class KvManager:
             text.register(block)
         return bool(full)
 
-    def swap_out(self, live: Live, computed: int, totals: Totals) -> None:
-        """Copy a victim's blocks to the swap space, if that is the recovery and there is room."""
+    def swap_out(self, live: InFlight, computed: int, totals: Counters) -> None:
+        """Copy a victim's blocks to the swap space if swapping is on and there is room."""
         held = self.blocks(computed)
         if self._swapping and 0 < held <= self._swap_free:
             self._swap_free -= held
@@ -93,10 +93,10 @@ class KvManager:
             totals.swapped_out += held
             live.swapped = computed
 
-    def free(self, live: Live, computed: int, took: int = 0) -> None:
-        """Return a request's blocks: its own, the last of them first of all, then the shared ones.
+    def free(self, live: InFlight, computed: int, took: int = 0) -> None:
+        """Return a request's blocks to the pool: its own, then the shared ones.
 
-        ``took`` of its blocks are from this very step, for tokens that will not be computed now.
+        ``took`` of its blocks are from this step, for tokens that will not be computed.
         """
         shared = len(live.shared)
         own = max(0, computed // self._size - shared)
@@ -105,13 +105,13 @@ class KvManager:
             self.pool.let_go(live.shared)
             live.shared = []
 
-    def forget(self, live: Live) -> None:
-        """Hear that a request is gone for good."""
+    def forget(self, live: InFlight) -> None:
+        """Drop what is kept for a request that left the engine."""
         if live.swapped:
             self._return_swap(live)
         if live.text is not None:
             self.pool.leave(live.text)
 
-    def _return_swap(self, live: Live) -> None:
+    def _return_swap(self, live: InFlight) -> None:
         self._swap_free += self.blocks(live.swapped)
         live.swapped = 0

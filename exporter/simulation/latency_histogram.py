@@ -1,17 +1,17 @@
-"""The distribution of a duration in bounded memory."""
+"""A histogram of durations in bounded memory."""
 
 from typing import Final
 
-__all__ = ["Spread"]
+__all__ = ["LatencyHistogram"]
 
 _BITS: Final = 7
 
 
-class Spread:
+class LatencyHistogram:
     """Counts of values in buckets less than 1 % wide; the mean is exact.
 
-    Values are whole numbers of at least 0 (nanoseconds). A bucket is named by the leading eight bits of
-    its values, so a hundred thousand latencies take some hundred counts.
+    Values are whole numbers of at least 0 (nanoseconds). The values of a bucket have the same leading eight
+    bits, so a hundred thousand latencies take a few hundred counts.
     """
 
     __slots__ = ("_buckets", "count", "total")
@@ -35,7 +35,7 @@ class Spread:
         return self.total / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """Return the value that ``share`` of all do not exceed (to 1 %), or None without values."""
+        """Return a quantile (to 1 %), or None without values."""
         if not self.count:
             return None
         rank = max(1, -(-round(share * 1_000_000) * self.count // 1_000_000))

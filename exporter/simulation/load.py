@@ -1,4 +1,4 @@
-"""What is asked of a server: lengths, and how fast requests come."""
+"""The load of a server: lengths of requests, and how fast they arrive."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 
 from exporter.analysis import kv_formulas
 from exporter.analysis.kv_formulas import Moments
-from exporter.simulation.arrivals import Arrivals, Closed, Poisson, Timed
-from exporter.simulation.rng import Dice
+from exporter.simulation.arrivals import Arrivals, ClosedLoop, Poisson, Trace
+from exporter.simulation.rng import Rng
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
-from exporter.simulation.workload import Lengths, Request, made_up
+from exporter.simulation.workload import Lengths, Request, random_requests
 
 __all__ = ["Load", "fitting_seats", "held_tokens", "moments", "observed_load"]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that does not change over time; exactly one of ``rate``, ``clients`` and ``trace`` is given.
+    """A constant load, with exactly one of ``rate``, ``clients`` and ``trace``.
 
     Attributes:
         prompts, outputs: Lengths in tokens, drawn independently (unused with a trace).
         rate: Requests per second, at random (Poisson).
-        clients: Requests in flight: each that ends makes room for the next.
+        clients: Requests in flight; each finished request is replaced by the next.
         trace: Requests with their own arrival times, repeated from the start when it ends.
-        prefixes, prefix_tokens: So many shared texts of that length, one in front of each prompt.
+        prefixes, prefix_tokens: Number and length of shared prefixes; each prompt starts with one.
     """
 
     prompts: Lengths | None = None
@@ -38,11 +38,11 @@ class Load:
     def __post_init__(self) -> None:
         given = [x for x in (self.rate, self.clients, self.trace or None) if x is not None]
         if len(given) != 1 or (not self.trace and (self.prompts is None or self.outputs is None)):
-            raise ValueError("a load wants one of rate, clients and trace, and lengths with the first two")
+            raise ValueError("a load expects one of rate, clients and trace, and lengths with the first two")
         if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"rate: wanted requests per second above 0, got {self.rate}")
+            raise ValueError(f"rate: expected requests per second above 0, got {self.rate}")
         if self.clients is not None and self.clients < 1:
-            raise ValueError(f"clients: wanted at least 1, got {self.clients}")
+            raise ValueError(f"clients: expected at least 1, got {self.clients}")
 
     def lengths(self) -> tuple[Lengths, Lengths]:
         """Return the distributions of prompt and output lengths."""
@@ -61,28 +61,28 @@ class Load:
         return self.rate
 
     def arrivals(self, seed: int, end: int, replicas: int = 1) -> Arrivals:
-        """Return what reaches one of so many equal servers, up to a time in nanoseconds.
+        """Return the arrivals at one of several equal servers, up to a time in nanoseconds.
 
-        A closed loop's clients are divided (rounded up), a trace is dealt out one by one.
+        The clients of a closed loop are divided (rounded up), a trace is dealt out request by request.
         """
         if self.trace:
-            return Timed(itertools.islice(self._repeated(), seed % replicas, None, replicas), end)
+            return Trace(itertools.islice(self._repeated(), seed % replicas, None, replicas), end)
         prompts, outputs = self.lengths()
-        dice = Dice(seed)
-        requests = made_up(
-            prompts, outputs, dice.fork(), prefixes=self.prefixes, prefix_tokens=self.prefix_tokens
+        rng = Rng(seed)
+        requests = random_requests(
+            prompts, outputs, rng.fork(), prefixes=self.prefixes, prefix_tokens=self.prefix_tokens
         )
         if self.clients is not None:
-            return Closed(requests, -(-self.clients // replicas), end)
-        return Poisson(requests, (self.rate or 0.0) / replicas, dice.fork(), end)
+            return ClosedLoop(requests, -(-self.clients // replicas), end)
+        return Poisson(requests, (self.rate or 0.0) / replicas, rng.fork(), end)
 
     def _span(self) -> float:
-        """Seconds from the start of the trace to the start of its repetition: one mean gap after its end."""
+        """Return the seconds from the start of the trace to its repetition, one mean gap after its end."""
         last = max(r.arrival or 0 for r in self.trace) / NANOSECONDS
         return last * len(self.trace) / max(1, len(self.trace) - 1)
 
     def _repeated(self) -> Iterator[Request]:
-        # A trace of one moment is repeated each second.
+        # A trace without duration is repeated each second.
         span = nanoseconds(self._span()) or NANOSECONDS
         for round_ in itertools.count():
             for i, request in enumerate(self.trace):
@@ -99,12 +99,11 @@ def observed_load(
     waiting: float,
     prefix_hit_ratio: float = 0.0,
 ) -> Load:
-    """Return the load that explains what was observed of an engine, by means over a window.
+    """Return a load that explains the averages observed of an engine over a window.
 
-    An engine with a standing queue is fed by clients that wait for it: an open loop at its own pace
-    would be at the edge, where the queue is chance. It becomes a closed loop of as many clients as
-    requests were running and waiting; an engine without a queue gets random arrivals. Prefix hits
-    become one text of the right length in front of every prompt.
+    An engine with a lasting queue gets a closed loop of as many clients as requests were running and
+    waiting: an open loop at the engine's own rate would be at the edge, where the queue is random. An
+    engine without a queue gets random arrivals. Prefix hits become one shared prefix of the right length.
     """
     shared = round(prefix_hit_ratio * prompts.mean)
     prefixes = 1 if shared else 0

@@ -1,10 +1,10 @@
-"""The paged KV pool: counts of blocks, and the order in which cached ones are given up.
+"""The paged KV pool: counts of blocks, and the order in which cached blocks are evicted.
 
 vLLM hands out blocks from the head of one free queue. Blocks without a cached text return to its head,
-cached ones to its tail, a request's last block first; a block that is found again leaves the queue.
-What a private block is called does not matter, so a request's own blocks are a count here: a released
-chain is one `Remnant` in the queue, eaten from its end. Only blocks of a text that several requests
-begin with are objects of their own (`SharedBlock`), because each can be held by many.
+cached ones to its tail, a request's last block first; a cache hit takes a block out of the queue.
+The identity of a private block does not matter, so a request's own blocks are only a count: a released
+chain is one `Remnant` in the queue, evicted from its end. Blocks of a shared prefix are objects
+(`SharedBlock`), because several requests can hold one.
 """
 
 from collections import OrderedDict
@@ -14,16 +14,16 @@ __all__ = ["Pool", "Remnant", "SharedBlock", "SharedText"]
 
 
 class _Cached(Protocol):
-    """What stands in the queue of released, still cached blocks."""
+    """An entry of the queue of free but cached blocks."""
 
     blocks: int
 
     def lose(self, count: int) -> None:
-        """Give up this many blocks to somebody else."""
+        """Evict this many blocks."""
 
 
 class Remnant:
-    """The private blocks of a request that were full when it released them, as far as they survive."""
+    """The full private blocks that a request released and that are still cached."""
 
     __slots__ = ("blocks",)
 
@@ -31,12 +31,12 @@ class Remnant:
         self.blocks = blocks
 
     def lose(self, count: int) -> None:
-        """Give up blocks, the last of the chain first: what survives is a prefix."""
+        """Evict blocks from the end of the chain; a prefix remains."""
         self.blocks -= count
 
 
 class SharedBlock:
-    """One block of a text that several requests may begin with."""
+    """One block of a shared prefix."""
 
     __slots__ = ("blocks", "index", "refs", "registered", "text")
 
@@ -48,12 +48,12 @@ class SharedBlock:
         self.blocks = 1
 
     def lose(self, count: int) -> None:  # noqa: ARG002 -- it is one block
-        """Give the block up: its text cannot be found here any more."""
+        """Evict the block."""
         self.text.drop(self)
 
 
 class SharedText:
-    """A text that prompts begin with: which blocks hold which part of it, duplicates included."""
+    """A shared prefix, and the blocks that hold each part of it, including duplicates."""
 
     __slots__ = ("chain", "members", "name")
 
@@ -73,13 +73,13 @@ class SharedText:
         return found
 
     def register(self, block: SharedBlock) -> None:
-        """Remember that a block now holds its part of the text."""
+        """Make a full block findable."""
         if not block.registered:
             block.registered = True
             self.chain.setdefault(block.index, []).append(block)
 
     def drop(self, block: SharedBlock) -> None:
-        """Forget a block."""
+        """Remove an evicted block."""
         block.registered = False
         holders = self.chain[block.index]
         holders.remove(block)
@@ -91,7 +91,7 @@ class Pool:
     """A pool of ``size`` usable blocks (without the null block).
 
     Attributes:
-        free: Blocks nobody holds, cached or not: what vLLM's usage gauge counts as free.
+        free: Blocks that no request holds, cached or not; vLLM's usage gauge counts them as free.
         size: All usable blocks.
     """
 
@@ -107,7 +107,7 @@ class Pool:
         self._tidy_at = 2 * size
 
     def take(self, count: int) -> None:
-        """Take blocks that are free, from the head of the queue; their cached texts are lost."""
+        """Take free blocks from the head of the queue; cached ones are evicted."""
         self.free -= count
         self._blank -= count
         if self._blank < 0:
@@ -128,7 +128,7 @@ class Pool:
                 return
 
     def release(self, blank: int, full: int) -> Remnant | None:
-        """Return private blocks; the ``full`` ones stay cached. Returns what can be claimed later."""
+        """Return private blocks; the ``full`` ones stay cached, as the remnant that is returned."""
         self.free += blank + full
         if not self.caching:
             self._blank += blank + full
@@ -141,28 +141,28 @@ class Pool:
         return remnant
 
     def claim(self, remnant: Remnant) -> None:
-        """Take a remnant's surviving blocks back into use."""
+        """Take the blocks of a remnant back into use."""
         if remnant.blocks:
             del self._queue[remnant]
             self.free -= remnant.blocks
             remnant.blocks = 0
 
     def text(self, name: str) -> SharedText:
-        """Return the shared text of a name, for one more member."""
+        """Return the shared prefix of a name, and count another member."""
         text = self._texts.setdefault(name, SharedText(name))
         text.members += 1
         return text
 
     def leave(self, text: SharedText) -> None:
-        """Hear that a member of a shared text is gone for good; forget texts nobody can need."""
+        """Remove a member of a shared prefix; forget prefixes that have no members and no blocks."""
         text.members -= 1
         if len(self._texts) > self._tidy_at:
-            # Now and then, so that the names of conversations long over do not pile up.
+            # Otherwise the names of finished conversations would pile up.
             self._texts = {n: t for n, t in self._texts.items() if t.members or t.chain}
             self._tidy_at = 2 * max(self.size, len(self._texts))
 
     def hold(self, blocks: list[SharedBlock]) -> None:
-        """Hold cached shared blocks once more."""
+        """Add a holder to cached shared blocks."""
         for block in blocks:
             if not block.refs:
                 del self._queue[block]
@@ -170,7 +170,7 @@ class Pool:
             block.refs += 1
 
     def let_go(self, blocks: list[SharedBlock]) -> None:
-        """Hold shared blocks once less, the last of the chain first; whoever lets go last frees a block."""
+        """Remove a holder from shared blocks, from the end of the chain; the last holder frees a block."""
         for block in reversed(blocks):
             block.refs -= 1
             if block.refs:
@@ -183,11 +183,11 @@ class Pool:
 
     @property
     def cached(self) -> int:
-        """Free blocks whose text can still be found."""
+        """Free blocks that are still cached."""
         return sum(entry.blocks for entry in self._queue)
 
     def check(self) -> None:
-        """Verify that free blocks are exactly the blank and the cached ones (for tests)."""
+        """Verify that the free blocks are the blank and the cached ones (for tests)."""
         if self.free != self._blank + self.cached or not 0 <= self.free <= self.size:
             raise AssertionError(
                 f"{self.free} free of {self.size}, {self._blank} blank, {self.cached} cached"

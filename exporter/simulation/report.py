@@ -1,11 +1,11 @@
-"""A forecast for people (a table) and for programs (JSON)."""
+"""Prints a forecast as a table, and returns it as a dict for JSON."""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
 from exporter.simulation.whatif import Figure, Forecast, Row, spread
 
-__all__ = ["as_json", "render"]
+__all__ = ["render", "to_dict"]
 
 _COLUMNS: Final = (
     ("preempt/min", "preemptions_per_minute", "{:.1f}"),
@@ -20,7 +20,7 @@ _COLUMNS: Final = (
 
 
 def render(result: Forecast) -> str:
-    """Return the forecast as a table for a terminal: each figure with its ratio to now."""
+    """Return the forecast as a table for a terminal: each figure, and its ratio to the present."""
     header = ["change", *(title for title, _, _ in _COLUMNS), "verdict"]
     table = [header, *(_cells(row) for row in (result.present, *result.rows))]
     widths = [max(len(line[i]) for line in table) for i in range(len(header))]
@@ -61,8 +61,8 @@ def _notes(result: Forecast) -> Iterator[str]:
         yield f"{', '.join(changes)}: {note}"
 
 
-def as_json(result: Forecast) -> dict[str, Any]:
-    """Return the forecast as a JSON object."""
+def to_dict(result: Forecast) -> dict[str, Any]:
+    """Return the forecast as a dict for JSON."""
     calibration = result.calibration
     return {
         "calibration": {

@@ -1,19 +1,19 @@
-"""A small random generator whose numbers are the same on every Python version and machine.
+"""A small random number generator with the same numbers on every Python version and machine.
 
-Only integer arithmetic: ``random`` promises the same stream for ``random()`` alone, and ``math.log``
-may differ in the last bit from one C library to the next, which would move an arrival by a nanosecond
-and, in a full pool, change who is preempted.
+It uses only integer arithmetic: the standard library guarantees its stream for ``random()`` alone, and
+``math.log`` may differ in the last bit between C libraries. That would move an arrival by a nanosecond and,
+in a full pool, change which request is preempted.
 """
 
 from typing import Final
 
-__all__ = ["Dice"]
+__all__ = ["Rng"]
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
-class Dice:
+class Rng:
     """SplitMix64 (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number generators")."""
 
     __slots__ = ("_state",)
@@ -49,6 +49,6 @@ class Dice:
                 return ((whole << 64) + first) * mean >> 64
             whole += 1
 
-    def fork(self) -> "Dice":
-        """Return a generator of its own, so that drawing more here does not move the draws there."""
-        return Dice(self.bits())
+    def fork(self) -> "Rng":
+        """Return an independent generator: drawing more from one does not change the other."""
+        return Rng(self.bits())

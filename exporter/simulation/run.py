@@ -1,4 +1,4 @@
-"""One simulated run: requests arrive, the engine steps, what came of it is summed up."""
+"""Simulates one run: requests arrive, the engine steps, and the results are summed up."""
 
 import heapq
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exporter.simulation.arrivals import Arrivals
-from exporter.simulation.counters import Totals
+from exporter.simulation.counters import Counters
 from exporter.simulation.gates import Gate
-from exporter.simulation.in_flight import Live
-from exporter.simulation.latency_histogram import Spread
+from exporter.simulation.in_flight import InFlight
+from exporter.simulation.latency_histogram import LatencyHistogram
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS
@@ -20,27 +20,27 @@ __all__ = ["Result", "Run", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a run, from the end of the warm-up on; times in seconds of simulated time.
+    """The results of a run after the warm-up; times are in simulated seconds.
 
     Attributes:
         preemptions: Preemptions, counted when they happen.
-        engine_steps: Steps that put out a token, as vLLM's ``iteration_tokens_total_count``.
-        kv_peak_ratio, kv_mean_ratio: Share of the usable blocks held, at most after a step, and over time.
-        recomputed_tokens: Tokens computed a second time because a preemption lost them.
-        output_tokens: Tokens put out.
-        steps: All steps, those that only computed a part of a context included.
+        engine_steps: Steps that generated a token, as vLLM's ``iteration_tokens_total_count``.
+        kv_peak_ratio, kv_mean_ratio: Share of the usable blocks held: highest after a step, and mean.
+        recomputed_tokens: Tokens computed again after a preemption.
+        output_tokens: Tokens generated.
+        steps: All steps, including those that only computed a part of a context.
         scheduled_tokens: Tokens computed, prompt and output.
         scheduled_sequences: Sum over the steps of the requests scheduled in each.
         cached_tokens: Prompt tokens found in the prefix cache at first admission.
         swapped_out, swapped_in: Blocks copied over PCIe (recovery ``swap``).
-        finished, preempted_requests, aborted, refused, unfinished: Requests: ended, those of them that had
-            been preempted at least once, given up by their clients, refused for their length, left over.
+        finished, preempted_requests, aborted, refused, unfinished: Requests that finished, that finished
+            after a preemption, whose clients gave up, that were too long, that were left at the end.
         seconds, busy_seconds: Time, and time spent in steps.
         running_mean, waiting_mean: Requests, averaged over time.
-        queue_mean, ttft_mean, e2e_mean, ...: Arrival to first admission, to first token, to the end;
-            None where nothing finished.
-        unfittable: Requests that the whole pool cannot hold at full length.
-        stuck: Why the engine stopped for good before the work was done, or None.
+        queue_mean, ttft_mean, e2e_mean, ...: From arrival to first admission, first token, and end;
+            None if no request finished.
+        unfittable: Requests whose full length exceeds the pool.
+        stuck: Why the engine stopped before all requests had finished, or None.
     """
 
     preemptions: int
@@ -75,24 +75,24 @@ class Result:
     unfittable: int
     stuck: str | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON object would have them."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict for JSON."""
         return asdict(self)
 
 
 class _Meter:
-    """Sums up from some moment on."""
+    """Measures a run from now on."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._since = scheduler.now
         self._before = scheduler.totals
-        self._totals = scheduler.totals = Totals()
-        self.queue, self.ttft, self.e2e = Spread(), Spread(), Spread()
+        self._totals = scheduler.totals = Counters()
+        self.queue, self.ttft, self.e2e = LatencyHistogram(), LatencyHistogram(), LatencyHistogram()
         self.preempted_requests = 0
 
-    def finished(self, live: Live) -> None:
-        """Take note of a request that ended."""
+    def finished(self, live: InFlight) -> None:
+        """Add a request that finished."""
         if live.admitted is not None and live.first is not None:
             self.queue.add(live.admitted - live.arrival)
             self.ttft.add(live.first - live.arrival)
@@ -100,7 +100,7 @@ class _Meter:
         self.preempted_requests += live.preemptions > 0
 
     def result(self, stuck: str | None) -> Result:
-        """Sum up."""
+        """Return the results."""
         t, scheduler = self._totals, self._scheduler
         size, elapsed = scheduler.pool.size, scheduler.now - self._since
         time = elapsed or 1
@@ -144,12 +144,12 @@ def _seconds(value: float | None) -> float | None:
 
 
 class Run:
-    """A run that can be taken in pieces: `until` a time, or to its end.
+    """A run that can be taken in pieces, `until` a time or to its end.
 
     Attributes:
-        scheduler: The engine; its totals, gauges and time may be read between the pieces.
-        gate: What keeps requests back before the scheduler sees them, if anything does.
-        stuck: Why nothing can move any more, once that is so.
+        scheduler: The engine; its counters, gauges and time may be read between the pieces.
+        gate: Keeps requests back before the scheduler sees them, or None.
+        stuck: Why nothing can ever move again, or None.
     """
 
     def __init__(
@@ -161,10 +161,11 @@ class Run:
         self._arrivals = arrivals
         self._deadlines: list[tuple[int, int]] = []
 
-    def until(self, end: int | None) -> list[Live]:
-        """Go on until something ends, a time (nanoseconds) has come, or nothing is left; return what ended.
+    def until(self, end: int | None) -> list[InFlight]:
+        """Run until requests finish, a time (nanoseconds) is reached, or nothing is left to do.
 
-        An empty list means that the time has come, or that nothing will ever happen again.
+        Returns:
+            The requests that finished; empty if the time was reached or nothing will ever happen again.
         """
         scheduler, arrivals = self.scheduler, self._arrivals
         while not scheduler.finished and (end is None or scheduler.now < end):
@@ -185,7 +186,7 @@ class Run:
         return ended
 
     def _next(self, end: int | None) -> int | None:
-        """Return the next moment at which the world outside does something."""
+        """Return the time of the next event outside the engine."""
         moments = [at for at in (self._arrivals.next_at(), end) if at is not None]
         if self.gate is not None and (passing := self.gate.next_at()) is not None:
             moments.append(passing)
@@ -199,7 +200,7 @@ class Run:
         return self.scheduler.holds(number) or (self.gate is not None and self.gate.holds(number))
 
     def _let_in(self) -> None:
-        """Hand over what the engine can see by now: clients giving up, then new requests."""
+        """Pass on what the engine can see: clients that gave up, then new requests."""
         scheduler, arrivals, gate = self.scheduler, self._arrivals, self.gate
         while self._deadlines and self._deadlines[0][0] <= scheduler.sees:
             _, number = heapq.heappop(self._deadlines)
@@ -227,16 +228,16 @@ class Run:
 def simulate(
     engine: Engine, arrivals: Arrivals, *, warm_up: int | None = None, end: int | None = None
 ) -> Result:
-    """Run a workload and sum it up.
+    """Run a workload and measure it.
 
     Args:
         engine: The engine's settings.
-        arrivals: Where requests come from.
+        arrivals: The requests.
         warm_up: Nanoseconds that are simulated but not measured.
-        end: Nanoseconds at which to stop, finished or not; None runs until all work is done.
+        end: Nanoseconds at which to stop; None runs until all requests have finished.
 
     Returns:
-        What came of it. An engine that can never go on says so in ``stuck``.
+        The results; ``stuck`` says why an engine can never continue.
     """
     run = Run(engine, arrivals)
     if warm_up:

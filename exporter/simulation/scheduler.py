@@ -1,30 +1,31 @@
-"""vLLM V1's scheduler on a paged KV pool, in counts: who runs, who waits, who is preempted.
+"""Simulates vLLM V1's scheduler on a paged KV pool, in counts: who runs, who waits, who is preempted.
 
 One step, as in ``vllm/v1/core/sched/scheduler.py`` (0.26 and 0.32 agree on all of it):
 
 1. Running requests in the order of their admission get their tokens: one each while decoding, the rest
-   of the token budget for a context that is computed in chunks. Where a block is missing a victim is
-   preempted (FCFS: the last admitted, which may be the one that asks; priority: the highest
-   (priority, arrival)) until it fits. A victim loses its blocks and its computed tokens and goes to
-   the head of the queue.
-2. If nobody was preempted, the head of the queue is admitted while there is a seat, token budget, and
-   room for its whole context (prompt and what it had generated, less what the prefix cache holds), plus
-   the watermark while something runs. Nobody overtakes the head.
+   of the token budget for a context that is computed in chunks. If a block is missing, victims are
+   preempted until it fits (FCFS: the request admitted last, possibly the one that needs the block;
+   priority: the highest (priority, arrival)). A victim loses its blocks and its computed tokens and
+   returns to the head of the queue.
+2. If no request was preempted, the head of the queue is admitted while there is a seat, token budget, and
+   room for its whole context (prompt and generated tokens, less prefix cache hits), plus the watermark
+   while something runs. No request overtakes the head.
 
-With async scheduling a step is scheduled before the last one's output is known: a finished request
-keeps its seat and its blocks for one step more (it is "lame"), and arrivals are seen one step later.
+With async scheduling a step is scheduled before the output of the previous step is known: a finished
+request keeps its seat and its blocks for another step (`State.FINISHING`), and arrivals are seen one step
+later.
 
-A step costs time only for what changes in it, and steps in which only counters move are glided over:
-see `exporter.simulation.running`.
+The simulation takes time only for what changes in a step, and skips steps in which only counters move
+(`exporter.simulation.running`).
 """
 
 from typing import TYPE_CHECKING
 
-from exporter.simulation.counters import Totals
-from exporter.simulation.in_flight import ByPriority, FirstCome, Live, Queue, State
+from exporter.simulation.counters import Counters
+from exporter.simulation.in_flight import ByPriority, FirstCome, InFlight, Queue, State
 from exporter.simulation.kv import KvManager
 from exporter.simulation.pool import SharedBlock
-from exporter.simulation.running import Roster
+from exporter.simulation.running import RunningList
 from exporter.simulation.settings import Engine
 from exporter.simulation.workload import Request
 
@@ -35,19 +36,17 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """One engine.
+    """The scheduler of one engine.
 
     Attributes:
         now: The time in nanoseconds, the end of the last step.
-        sees: Requests that arrive up to this time are seen by the next step. With async scheduling that
-            is the start of the last step, otherwise its end.
-        kv, pool: What the requests hold, and the blocks.
-        totals: Everything counted so far.
-        finished: Requests that ended since the caller last emptied this list.
-        step_tokens: Tokens scheduled in the last step.
-        step_outputs: Requests that put out a token in the last step.
-        witness: Called with each request whose context has just become complete, before it is said to have
-            put out a token: its first one, or (``first`` is known) the first one since it was preempted.
+        sees: The next step sees requests that arrived up to this time: the start of the last step with
+            async scheduling, otherwise its end.
+        kv, pool: The blocks that requests hold, and all blocks.
+        totals: The counters.
+        finished: Requests that finished since the caller last emptied this list.
+        on_context_complete: Called with each request whose context has just been computed, before its next
+            token is counted: the first one, or (``first`` is set) the first one after a preemption.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -55,26 +54,25 @@ class Scheduler:
         self.kv = KvManager(engine)
         self.pool = self.kv.pool
         self.now = self.sees = 0
-        self.totals = Totals()
-        self.finished: list[Live] = []
-        self.step_tokens = self.step_outputs = 0
-        self.witness: Callable[[Live], None] | None = None
-        self._roster = Roster(engine.block_size)
+        self.totals = Counters()
+        self.finished: list[InFlight] = []
+        self.on_context_complete: Callable[[InFlight], None] | None = None
+        self._running_list = RunningList(engine.block_size)
         self._queue: Queue = FirstCome() if engine.policy == "fcfs" else ByPriority()
-        self._lives: dict[int, Live] = {}
-        self._lame: list[Live] = []
-        self._blocked = False  # the head was refused for seats or blocks, and nothing was freed since
-        # Of the step at hand:
+        self._lives: dict[int, InFlight] = {}
+        self._finishing: list[InFlight] = []
+        self._blocked = False  # the head got no seat or blocks, and nothing was freed since then
+        # Of the current step:
         self._preempted = False
-        self._in_flight: list[Live] = []  # victims whose last output is still to come
-        self._computed: list[Live] = []  # contexts that became complete
+        self._in_flight: list[InFlight] = []  # victims whose last output comes with the next step
+        self._computed: list[InFlight] = []  # requests whose context was completed
 
-    # What a caller may ask and do between steps.
+    # Between steps.
 
     @property
     def running(self) -> int:
         """Requests running."""
-        return len(self._roster.running)
+        return len(self._running_list.running)
 
     @property
     def waiting(self) -> int:
@@ -89,14 +87,14 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do at all."""
-        return not self._roster.running and not self._queue
+        return not self._running_list.running and not self._queue
 
     def holds(self, number: int) -> bool:
-        """Whether a request is in the engine, running or waiting."""
+        """Return whether a request is in the engine, running or waiting."""
         return number in self._lives
 
-    def add(self, request: Request, arrival: int) -> Live | None:
-        """Queue a request; None when it is refused because its prompt exceeds the model length."""
+    def add(self, request: Request, arrival: int) -> InFlight | None:
+        """Queue a request; return None if its prompt exceeds the model length."""
         limit = self.engine.max_model_len
         final = request.prompt_tokens + request.output_tokens
         if limit is not None:
@@ -104,10 +102,10 @@ class Scheduler:
                 self.totals.refused += 1
                 return None
             final = min(final, limit)
-        live = Live(request, arrival, final)
+        live = InFlight(request, arrival, final)
         self.kv.enter(live)
         if self.kv.blocks(final - 1) > self.pool.size:
-            self.totals.note_unfittable(request.id)
+            self.totals.count_unfittable(request.id)
         self._lives[request.id] = live
         if not self._queue or self.engine.policy == "priority":
             self._blocked = False
@@ -115,16 +113,16 @@ class Scheduler:
         return live
 
     def abort(self, number: int) -> bool:
-        """Drop a request whose client gave up; False when it is not there or has just finished."""
+        """Drop a request whose client gave up; return False if it is not there or has just finished."""
         live = self._lives.get(number)
-        if live is None or live.state is State.LAME:
+        if live is None or live.state is State.FINISHING:
             return False
         if live.state is State.WAITING:
             self._queue.remove(live)
             self._blocked = False
         else:
-            computed = self._roster.computed(live)
-            self._roster.leave(live)
+            computed = self._running_list.computed(live)
+            self._running_list.leave(live)
             self._free(live, computed)
         self._forget(live)
         self.totals.aborted += 1
@@ -143,8 +141,8 @@ class Scheduler:
         self._blocked = False
 
     def stuck(self) -> str | None:
-        """Say why nothing can ever move again, or None; to be asked after a step that did nothing."""
-        if self._roster.running or not self._queue:
+        """Return why nothing can ever move again, or None; valid after a step that did nothing."""
+        if self._running_list.running or not self._queue:
             return None
         head = self._queue.head()
         need = self.kv.blocks(head.tokens)
@@ -154,13 +152,13 @@ class Scheduler:
             )
         return (
             f"request {head.request.id} needs {need} blocks for its {head.tokens} tokens, the pool has "
-            f"{self.pool.size}: it can never be scheduled, and nobody overtakes it"
+            f"{self.pool.size}: it can never be scheduled, and no request overtakes it"
         )
 
-    # Time moves.
+    # Steps.
 
     def advance(self, limit: int | None) -> bool:
-        """Step until `sees` reaches a limit or some request ends; False when nothing can be scheduled."""
+        """Step until `sees` reaches a limit or a request finishes; False if nothing can be scheduled."""
         while self.step():
             if self.finished or (limit is not None and self.sees >= limit):
                 return True
@@ -170,7 +168,7 @@ class Scheduler:
         return False
 
     def step(self) -> bool:
-        """Take one engine step; False when nothing could be scheduled (no time passes then)."""
+        """Take one engine step; return False if nothing could be scheduled (no time passes then)."""
         self.kv.moved, self._preempted = 0, False
         self._in_flight, self._computed = [], []
         decoding, chunk = self._schedule_running()
@@ -179,12 +177,12 @@ class Scheduler:
             new_tokens, new_sequences = self._admit(self.engine.max_num_batched_tokens - tokens)
             tokens += new_tokens
             sequences += new_sequences
-        # Now the output of the last step is known, with async scheduling; without, it was all along.
-        freed = bool(self._lame) and self._free_lame()
+        # With async scheduling, the output of the previous step becomes known only here.
+        freed = bool(self._finishing) and self._free_finishing()
         if self._in_flight:
             self._count(self._in_flight)
         if not tokens and not self.kv.moved:
-            self._roster.skip()
+            self._running_list.skip()
             self.sees = self.now
             return freed or self._preempted
         took = self.engine.step_time.of(tokens, sequences, self.kv.moved)
@@ -195,17 +193,17 @@ class Scheduler:
         return True
 
     def _glide(self, limit: int | None) -> None:
-        """Take all steps up to the next one in which more than counters changes."""
-        roster = self._roster
-        decoding = roster.decoding
-        if roster.partial or self._lame or not decoding or (self._queue and not self._blocked):
+        """Take all steps before the next one in which more than counters changes."""
+        running_list = self._running_list
+        decoding = running_list.decoding
+        if running_list.partial or self._finishing or not decoding or (self._queue and not self._blocked):
             return
         took = self.engine.step_time.of(decoding, decoding)
         lag = took if self.engine.async_scheduling else 0
         most = None
         if limit is not None and (took or limit <= self.now):
             most = max(1, -(-(limit + lag - self.now) // took) if took else 1)
-        steps, taken, spare = roster.glide(self.pool.free, most)
+        steps, taken, spare = running_list.glide(self.pool.free, most)
         if not steps:
             return
         self.now += steps * took
@@ -215,15 +213,14 @@ class Scheduler:
         self.totals.add_glide(
             steps, took, decoding, held=held, after=self.pool.size - self.pool.free, waiting=len(self._queue)
         )
-        self.step_tokens = self.step_outputs = decoding
 
     # The running requests.
 
     def _schedule_running(self) -> tuple[int, int]:
-        """Give the running requests their blocks; return how many decode, and the chunk of a context."""
-        roster = self._roster
-        partial, decoding, chunk = roster.partial, roster.decoding, 0
-        need = len(roster.phase())
+        """Give the running requests their blocks; return how many decode, and the tokens of a chunk."""
+        running_list = self._running_list
+        partial, decoding, chunk = running_list.partial, running_list.decoding, 0
+        need = len(running_list.phase())
         if partial:
             chunk = self._chunk(partial, decoding)
             need += self.kv.growth(partial, chunk)
@@ -235,62 +232,64 @@ class Scheduler:
             self._compute(partial, chunk, partial.computed // self.engine.block_size)
         return decoding, chunk
 
-    def _chunk(self, live: Live, scheduled: int) -> int:
+    def _chunk(self, live: InFlight, scheduled: int) -> int:
         return min(live.tokens - live.computed, self.engine.max_num_batched_tokens - scheduled)
 
     def _squeeze(self) -> tuple[int, int]:
-        """Hand out blocks in the order of admission, preempting where one is missing."""
-        roster, phase = self._roster, self._roster.phase()
+        """Hand out blocks in the order of admission, and preempt while one is missing."""
+        running_list, phase = self._running_list, self._running_list.phase()
         seats, free = sorted(phase), self.pool.free
         served = set(seats[:free])
         self.pool.take(len(served))
         for seat in seats[free:]:
             live = phase.get(seat)
-            if live is None:  # preempted for one before it
+            if live is None:  # preempted for an earlier request
                 continue
             if not self._make_room(live, 1, served):
-                return roster.stall_after(seat), 0
+                return running_list.stall_after(seat), 0
             self.pool.take(1)
             served.add(seat)
-        partial, chunk = roster.partial, 0
+        partial, chunk = running_list.partial, 0
         if partial:
-            chunk = self._chunk(partial, roster.decoding)
+            chunk = self._chunk(partial, running_list.decoding)
             need = self.kv.growth(partial, chunk)
             if self._make_room(partial, need, served):
                 self.pool.take(need)
             else:
                 chunk = 0
-        return roster.decoding, chunk
+        return running_list.decoding, chunk
 
-    def _make_room(self, live: Live, need: int, served: set[int]) -> bool:
-        """Preempt until so many blocks are free; False when the request itself had to go."""
+    def _make_room(self, live: InFlight, need: int, served: set[int]) -> bool:
+        """Preempt until this many blocks are free; return False if the request itself was preempted."""
         while need > self.pool.free:
-            victim = self._roster.last() if self.engine.policy == "fcfs" else self._roster.lowest()
+            victim = (
+                self._running_list.last() if self.engine.policy == "fcfs" else self._running_list.lowest()
+            )
             self._preempt(victim, 1 if victim.seat in served else 0)
             if victim is live:
                 return False
         return True
 
-    def _preempt(self, victim: Live, took: int = 0) -> None:
-        """Take a running request's blocks (``took`` of them from this very step) and queue it again."""
+    def _preempt(self, victim: InFlight, took: int = 0) -> None:
+        """Take a running request's blocks (``took`` of them from this step) and queue it again."""
         self._preempted = True
         self.totals.preemptions += 1
         victim.preemptions += 1
-        victim.owed += 1
-        computed, state = self._roster.computed(victim), victim.state
+        victim.uncounted_preemptions += 1
+        computed, state = self._running_list.computed(victim), victim.state
         if self.engine.async_scheduling and state is not State.PREFILL:
             self._in_flight.append(victim)
-        self._roster.leave(victim)
+        self._running_list.leave(victim)
         if state is State.DECODE:
             victim.tokens = computed + 1
             victim.stopped = self.now
-        if state is not State.LAME:
-            victim.high = max(victim.high, computed)
+        if state is not State.FINISHING:
+            victim.most_computed = max(victim.most_computed, computed)
             self.kv.swap_out(victim, computed, self.totals)
         self._free(victim, computed, took)
         victim.computed = 0
-        if state is State.LAME:
-            self._lame.remove(victim)
+        if state is State.FINISHING:
+            self._finishing.remove(victim)
             self._forget(victim)
         else:
             victim.state = State.WAITING
@@ -299,8 +298,8 @@ class Scheduler:
     # The head of the queue.
 
     def _admit(self, budget: int) -> tuple[int, int]:
-        """Admit from the head while all limits allow; return the tokens and requests scheduled."""
-        engine, running, tokens, sequences = self.engine, self._roster.running, 0, 0
+        """Admit from the head while all limits allow; return the tokens and requests that were scheduled."""
+        engine, running, tokens, sequences = self.engine, self._running_list.running, 0, 0
         while self._queue and tokens < budget:
             if len(running) >= engine.max_num_seqs:
                 self._blocked = True
@@ -322,72 +321,70 @@ class Scheduler:
             sequences += 1
         return tokens, sequences
 
-    def _start(self, live: Live, found: list[SharedBlock], own: int, computed: int, new: int) -> None:
-        """Give a request its seat, its cached blocks and the new ones for this step's chunk."""
+    def _start(self, live: InFlight, found: list[SharedBlock], own: int, computed: int, new: int) -> None:
+        """Give a request a seat, its cached blocks and new blocks for this step's chunk."""
         self.kv.give(live, found, own, computed + new, self.totals)
         if live.admitted is None:
             live.admitted = self.now
         live.computed = computed
-        self._roster.take_seat(live)
+        self._running_list.take_seat(live)
         self._compute(live, new, len(found))
 
-    def _compute(self, live: Live, new: int, known: int) -> None:
-        """Compute a chunk of a context; its blocks are taken already, ``known`` of them cached before."""
-        again = min(live.computed + new, live.high) - live.computed
-        if again > 0:
-            live.recomputed += again
-            self.totals.recomputed_tokens += again
+    def _compute(self, live: InFlight, new: int, known: int) -> None:
+        """Compute a chunk of a context whose blocks are already taken; ``known`` of them were cached."""
+        again = min(live.computed + new, live.most_computed) - live.computed
+        self.totals.recomputed_tokens += max(0, again)
         live.computed += new
-        live.high = max(live.high, live.computed)
+        live.most_computed = max(live.most_computed, live.computed)
         if self.kv.share(live, known):
-            self._blocked = False  # the head may find more of the text now
+            self._blocked = False  # the head may find more cached blocks now
         if live.computed == live.tokens:
             self._computed.append(live)
-            self._roster.start_decoding(live)
+            self._running_list.start_decoding(live)
 
     # The end of a step.
 
     def _put_out(self, tokens: int, decoding: int) -> None:
-        """Put out this step's tokens: one for each request that has its whole context computed."""
+        """Generate this step's tokens: one for each request whose whole context is computed."""
         for live in self._computed:
-            if self.witness is not None:
-                self.witness(live)
+            if self.on_context_complete is not None:
+                self.on_context_complete(live)
             if live.first is None:
                 live.first = self.now
         self._count(self._computed)
-        ending = self._roster.ending()
+        ending = self._running_list.ending()
         for live in ending:
             live.ended = self.now
             live.computed = live.final - 1
-            self._roster.stop_decoding(live)
-            live.state = State.LAME
-            self._lame.append(live)
+            self._running_list.stop_decoding(live)
+            live.state = State.FINISHING
+            self._finishing.append(live)
             self.finished.append(live)
         if ending and not self.engine.async_scheduling:
-            self._free_lame()
-        self._roster.turn += 1
-        self.step_tokens, self.step_outputs = tokens, decoding + len(self._computed)
-        self.totals.add_outputs(tokens, self.step_outputs, self.pool.size - self.pool.free)
+            self._free_finishing()
+        self._running_list.turn += 1
+        outputs = decoding + len(self._computed)
+        self.totals.add_outputs(tokens, outputs, self.pool.size - self.pool.free)
 
-    def _count(self, lives: list[Live]) -> None:
-        """Count preemptions as vLLM does: with the request's next output."""
+    def _count(self, lives: list[InFlight]) -> None:
+        """Count preemptions as vLLM does, with the request's next output."""
         for live in lives:
-            self.totals.preemptions_counted += live.owed
-            live.owed = 0
+            self.totals.preemptions_counted += live.uncounted_preemptions
+            live.uncounted_preemptions = 0
 
-    def _free_lame(self) -> bool:
-        lame, self._lame = self._lame, []
+    def _free_finishing(self) -> bool:
+        lame, self._finishing = self._finishing, []
         for live in lame:
-            self._roster.leave(live)
+            self._running_list.leave(live)
             self._free(live, live.computed)
             self._forget(live)
         return bool(lame)
 
-    def _free(self, live: Live, computed: int, took: int = 0) -> None:
+    def _free(self, live: InFlight, computed: int, took: int = 0) -> None:
         self._blocked = False
         self.kv.free(live, computed, took)
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: InFlight) -> None:
         live.state = State.GONE
         del self._lives[live.request.id]
         self.kv.forget(live)

@@ -1,4 +1,4 @@
-"""The engine's settings that decide preemption, named after vLLM's flags."""
+"""The settings of an engine that affect preemption, named after vLLM's flags."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,27 +10,27 @@ __all__ = ["Engine"]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine: its pool, its limits and how long its steps take.
+    """An engine: its pool, its limits and its step time.
 
     Attributes:
-        num_gpu_blocks: Blocks of the pool, the null block included: one is never used.
+        num_gpu_blocks: Blocks of the pool, including the null block, which is never used.
         block_size: Tokens a block holds.
         blocks_per_request: Blocks that each request holds besides its tokens (the state of a hybrid model).
         max_num_seqs: Seats: requests running at once.
         max_num_batched_tokens: Tokens scheduled in one step at most.
-        max_model_len: Longest sequence; longer outputs are cut, longer prompts refused. None: no limit.
+        max_model_len: Longest sequence; longer outputs are cut, longer prompts rejected. None: no limit.
         watermark: Share of the pool kept free when a request is admitted while others run (0.24+).
-        enable_prefix_caching: Freed full blocks can be found again until they are reused.
+        enable_prefix_caching: Full blocks stay cached after they are freed, until they are reused.
         reserve_full_prompt: ``scheduler_reserve_full_isl`` (0.19+): admit only if the whole context fits.
         enable_chunked_prefill: A prompt may be computed over several steps.
         policy: ``fcfs`` or ``priority``.
         async_scheduling: The next step is scheduled before the last one's output is known.
-        recovery: ``recompute`` (V1), or ``swap`` to host memory (V0's other way, for comparison).
-        swap_blocks: Blocks that fit into the swap space; a victim that does not fit is recomputed.
-        step_time: What a step costs.
+        recovery: ``recompute`` (V1), or ``swap`` to host memory (V0, for comparison).
+        swap_blocks: Blocks of the swap space; a victim that does not fit is recomputed.
+        step_time: The time of a step.
 
     Raises:
-        ValueError: for settings that vLLM refuses too; the message names them.
+        ValueError: vLLM would reject a setting; the message names it.
     """
 
     num_gpu_blocks: int
@@ -50,20 +50,20 @@ class Engine:
     step_time: StepTime = field(default_factory=StepTime)
 
     def __post_init__(self) -> None:
-        if self.num_gpu_blocks < 2:  # noqa: PLR2004 -- the null block and one more
+        if self.num_gpu_blocks < 2:  # noqa: PLR2004 -- the null block and another
             raise ValueError(
-                f"num_gpu_blocks: wanted at least 2 (one is the null block), got {self.num_gpu_blocks}"
+                f"num_gpu_blocks: expected at least 2 (one is the null block), got {self.num_gpu_blocks}"
             )
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}: wanted at least 1, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
-                f"max_num_batched_tokens: wanted at least max_num_seqs ({self.max_num_seqs}), "
+                f"max_num_batched_tokens: expected at least max_num_seqs ({self.max_num_seqs}), "
                 f"got {self.max_num_batched_tokens}"
             )
         if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark: wanted a share from 0 to below 1, got {self.watermark}")
+            raise ValueError(f"watermark: expected a share from 0 to below 1, got {self.watermark}")
 
     @property
     def usable_blocks(self) -> int:

@@ -1,9 +1,8 @@
-"""How long an engine step takes: from counts to seconds.
+"""The time of an engine step, from what is scheduled in it.
 
-One step costs a fixed part (reading the weights, launching kernels, the scheduler's own time), a part
-per scheduled token (compute, what prefill is made of) and a part per scheduled sequence (sampling,
-attention over what each one holds). Times are whole nanoseconds, so that a sum does not depend on its
-order and a run is the same on every machine.
+A step takes a fixed time (reading the weights, launching kernels, scheduling), a time per scheduled token
+(compute, mostly prefill) and a time per scheduled sequence (sampling, attention over its context). Times are
+whole nanoseconds, so a sum does not depend on its order and a run is the same on every machine.
 """
 
 import itertools
@@ -23,7 +22,7 @@ def nanoseconds(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The cost of one step: ``fixed + per_token * tokens + per_sequence * sequences`` (+ swapped blocks).
+    """The time of one step: ``fixed + per_token * tokens + per_sequence * sequences`` (+ swapped blocks).
 
     Attributes:
         fixed: Nanoseconds of every step.
@@ -32,8 +31,8 @@ class StepTime:
         per_swapped_block: Nanoseconds to copy one KV block over PCIe, one way (recovery ``swap`` only).
             The default is a 2 MiB block (16 tokens of a 8B model in 16 bit) at some 20 GiB/s.
 
-    The defaults resemble an 8B model on one data-centre GPU: 10 ms at the least, 27 ms with 256
-    requests decoding, 40,000 prompt tokens/s. Fit your own with `fit`.
+    The defaults resemble an 8B model on one data-centre GPU: at least 10 ms, 27 ms with 256 requests
+    decoding, 40,000 prompt tokens/s. `fit` returns the parts that match observations.
     """
 
     fixed: int = 10_000_000
@@ -42,7 +41,7 @@ class StepTime:
     per_swapped_block: int = 100_000
 
     def of(self, tokens: int, sequences: int, swapped_blocks: int = 0) -> int:
-        """Return the nanoseconds of a step that schedules this much."""
+        """Return the nanoseconds of a step."""
         return (
             self.fixed
             + self.per_token * tokens
@@ -51,7 +50,7 @@ class StepTime:
         )
 
     def scaled(self, factor: float) -> "StepTime":
-        """Return the same shape, slower or faster by a factor (PCIe stays what it is)."""
+        """Return all parts multiplied by a factor, except the PCIe copies."""
         return StepTime(
             round(self.fixed * factor),
             round(self.per_token * factor),
@@ -62,10 +61,10 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """What was observed over some steps: ``seconds`` spent, and how much was scheduled in that time.
+    """An observation of some steps: the ``seconds`` they took, and what was scheduled in that time.
 
     ``tokens`` are prompt tokens computed plus tokens generated; ``sequences`` is the sum over the steps
-    of the requests running (mean running times steps). Time in which the engine idled must not be in it.
+    of the requests running (mean running times steps). ``seconds`` must not include idle time.
     """
 
     seconds: float
@@ -75,18 +74,18 @@ class StepSample:
 
 
 def fit(samples: Iterable[StepSample], shape: StepTime | None = None) -> StepTime:
-    """Fit a step-time model to observations, by least squares with no negative part.
+    """Fit a step time to observations, by least squares without negative parts.
 
-    With fewer than three samples the parts cannot be told apart: the ``shape`` (the default model) is
-    then scaled so that the observed steps take the observed time.
+    With fewer than three samples the parts cannot be separated: then ``shape`` (by default the default
+    model) is scaled so that the observed steps take the observed time.
 
     Raises:
-        ValueError: when no sample has both time and steps.
+        ValueError: no sample has both time and steps.
     """
     shape = shape or StepTime()
     usable = [s for s in samples if s.seconds > 0 and s.steps > 0]
     if not usable:
-        raise ValueError("a step-time fit wants at least one sample with seconds and steps above 0, got none")
+        raise ValueError("expected at least one sample with seconds and steps above 0, got none")
     parts = _least_squares(usable) if len(usable) >= 3 else None  # noqa: PLR2004 -- three unknowns
     if parts is None:
         modelled = sum(
@@ -101,8 +100,8 @@ def fit(samples: Iterable[StepSample], shape: StepTime | None = None) -> StepTim
 def _least_squares(samples: Sequence[StepSample]) -> tuple[float, ...] | None:
     """Return the non-negative parts with the least squared *relative* error, or None.
 
-    Relative, so that a long run does not outvote the short ones. Three unknowns are few enough to try
-    every subset of the parts that may be above zero.
+    The error is relative so that a long run does not outweigh the short ones. Three unknowns are few enough
+    to try every subset of parts above zero.
     """
     rows = [tuple(x / s.seconds for x in (s.steps, s.tokens, s.sequences)) for s in samples]
     best: tuple[float, tuple[float, ...]] | None = None

@@ -1,6 +1,6 @@
-"""What would each change do to this load? Every candidate simulated, measured against the present.
+"""Simulates every candidate change under a load and compares it with the present.
 
-Pure: the caller decides on how many cores the runs are done (``mapper``) and how progress is shown.
+Pure: the caller chooses how many cores do the runs (``mapper``) and how progress is shown.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class Job:
 
 
 def work(job: Job) -> Result:
-    """Do one run: one of the equal servers, measured from the warm-up on (times in seconds)."""
+    """Simulate one of the equal servers, and measure it after the warm-up."""
     end = nanoseconds(job.warm_up + job.duration)
     arrivals = job.load.arrivals(job.seed, end, job.replicas)
     return simulate(job.engine, arrivals, warm_up=nanoseconds(job.warm_up), end=end)
@@ -60,9 +60,9 @@ def work(job: Job) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a candidate: mean over the seeds, the extremes, and the mean's ratio to now.
+    """One figure of a candidate: mean and extremes over the seeds, and the ratio to the present's mean.
 
-    A ratio to a present of zero is None.
+    The ratio is None if the present's mean is zero.
     """
 
     mean: float
@@ -73,14 +73,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a candidate would do.
+    """The effect of a candidate.
 
     Attributes:
         candidate: The change.
-        figures: By the names in `FIGURES`; what could not be measured (nothing finished) is missing.
-        score: Throughput ratio over the geometric mean of the e2e p50 and p95 ratios; 1 = as now.
+        figures: By the names in `FIGURES`; a figure is missing if no request finished.
+        score: Throughput ratio divided by the geometric mean of the e2e p50 and p95 ratios.
         verdict: "now" for the present, else "suffices", "helps", "does not help" or "makes it worse".
-        stuck: Why an engine stopped for good in one of the runs, or None.
+        stuck: Why the engine stopped in one of the runs, or None.
     """
 
     candidate: Candidate
@@ -92,11 +92,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How well the simulation of the present matches what was observed.
+    """A comparison of the simulated present with observations.
 
     Attributes:
-        observed, simulated: Preemptions per minute; observed is None when unknown.
-        trusted: Whether they match; None when there is nothing to compare.
+        observed, simulated: Preemptions per minute; observed is None if unknown.
+        trusted: Whether they match; None if there is nothing to compare.
         sentence: The same for a person.
     """
 
@@ -108,7 +108,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer: whether to trust it, the present, and the changes ranked by throughput and latency."""
+    """The present, and the changes ranked by throughput and latency."""
 
     calibration: Calibration
     present: Row
@@ -165,24 +165,24 @@ def forecast(  # noqa: PLR0913 -- each has a default that is right for most
     seeds: int = 3,
     span: tuple[float, float] | None = None,
     observed: float | None = None,
-    limits: WhatIfConfig | None = None,
+    thresholds: WhatIfConfig | None = None,
     mapper: Callable[[Callable[[Job], Result], Iterable[Job]], Iterable[Result]] = map,
     progress: Callable[[int, int], None] | None = None,
 ) -> Forecast:
     """Simulate the present and every change, and compare.
 
     Args:
-        load: What is asked of the server.
+        load: The load of the server.
         changes: The first is the present; see `exporter.simulation.candidates.candidates`.
-        seeds: How many times each is run; the same seeds, so the same requests, for all.
+        seeds: Runs of each change; all changes get the same seeds and so the same requests.
         span: Seconds to warm up and to measure; see `horizon` for the default.
         observed: Preemptions per minute of the real server, if known.
-        limits: Where the words of a verdict begin.
+        thresholds: Thresholds of the verdicts.
         mapper: ``map``, or that of a process pool, for `work`.
-        progress: Told after each run how many of all are done.
+        progress: Called after each run with the number of finished runs and of all runs.
 
     Returns:
-        The forecast; its rows are ranked, best first, without the present.
+        The forecast; its rows are ranked, best first.
     """
     warm_up, duration = span or horizon(load, changes[0].engine)
     keys = list(dict.fromkeys((change.engine, change.replicas) for change in changes))
@@ -197,7 +197,7 @@ def forecast(  # noqa: PLR0913 -- each has a default that is right for most
         [(change, runs[change.engine, change.replicas]) for change in changes],
         span=(warm_up, duration),
         observed=observed,
-        limits=limits or WhatIfConfig(),
+        thresholds=thresholds or WhatIfConfig(),
     )
 
 
@@ -217,16 +217,20 @@ def _compare(
     *,
     span: tuple[float, float],
     observed: float | None,
-    limits: WhatIfConfig,
+    thresholds: WhatIfConfig,
 ) -> Forecast:
     (now, now_results), *others = runs
     figures = _figures(now_results, now.replicas)
     stuck = next((r.stuck for r in now_results if r.stuck), None)
     present = Row(now, figures, 1.0, PRESENT, stuck)
-    rows = [_judged(change, results, present, limits) for change, results in others]
+    rows = [_row(change, results, present, thresholds) for change, results in others]
     rows.sort(key=lambda row: (row.stuck is not None, -row.score))
     return Forecast(
-        _calibration(observed, now_results, present, limits), present, tuple(rows), len(now_results), *span
+        _calibration(observed, now_results, present, thresholds),
+        present,
+        tuple(rows),
+        len(now_results),
+        *span,
     )
 
 
@@ -245,16 +249,17 @@ def _figures(
     return figures
 
 
-def _judged(change: Candidate, results: Sequence[Result], present: Row, limits: WhatIfConfig) -> Row:
+def _row(change: Candidate, results: Sequence[Result], present: Row, thresholds: WhatIfConfig) -> Row:
     figures = _figures(results, change.replicas, present.figures)
     stuck = next((r.stuck for r in results if r.stuck), None)
     throughput, latency = _ratios(figures)
-    row = Row(change, figures, throughput / latency if latency else 0.0, NO_HELP, stuck)
-    return Row(change, figures, row.score, _word(row, present, limits), stuck)
+    score = throughput / latency if latency else 0.0
+    verdict = WORSE if stuck else _verdict(figures, present.figures, thresholds)
+    return Row(change, figures, score, verdict, stuck)
 
 
 def _ratios(figures: Mapping[str, Figure]) -> tuple[float, float]:
-    """Return throughput and latency as ratios to now; 1 where one of them is unknown."""
+    """Return throughput and latency as ratios to now; 1 if unknown."""
 
     def ratio(name: str) -> float:
         figure = figures.get(name)
@@ -264,24 +269,24 @@ def _ratios(figures: Mapping[str, Figure]) -> tuple[float, float]:
     return ratio("output_tokens_per_second"), float((p50 * p95) ** 0.5)
 
 
-def _word(row: Row, present: Row, limits: WhatIfConfig) -> str:
-    """Choose the word. Work that gets done decides; the count of preemptions alone never does."""
-    throughput, latency = _ratios(row.figures)
-    noise = max(limits.noise, spread(present.figures.get("output_tokens_per_second")))
-    if row.stuck or throughput < 1 - noise:
+def _verdict(figures: Mapping[str, Figure], now: Mapping[str, Figure], thresholds: WhatIfConfig) -> str:
+    """Return the verdict. Throughput and latency decide, never the preemptions alone."""
+    throughput, latency = _ratios(figures)
+    noise = max(thresholds.noise, spread(now.get("output_tokens_per_second")))
+    if throughput < 1 - noise:
         return WORSE
-    if latency > 1 + limits.slower and throughput <= 1 + noise:
+    if latency > 1 + thresholds.slower and throughput <= 1 + noise:
         return WORSE
-    if _cured(row.figures, present.figures, limits):
+    if _cured(figures, now, thresholds):
         return SUFFICES
     if throughput > 1 + noise or latency < 1 - noise:
         return HELPS
     return NO_HELP
 
 
-def _cured(figures: Mapping[str, Figure], now: Mapping[str, Figure], limits: WhatIfConfig) -> bool:
-    """Whether the present's trouble, preemptions first, else a queue, is over."""
-    for name, limit in (("preemptions_per_request", limits.preempted), ("waiting", limits.queued)):
+def _cured(figures: Mapping[str, Figure], now: Mapping[str, Figure], thresholds: WhatIfConfig) -> bool:
+    """Return whether the change ends the preemptions, or the queue if there were none."""
+    for name, limit in (("preemptions_per_request", thresholds.preempted), ("waiting", thresholds.queued)):
         before, after = now.get(name), figures.get(name)
         if before is not None and before.mean > limit:
             return after is not None and after.mean <= limit
@@ -289,23 +294,21 @@ def _cured(figures: Mapping[str, Figure], now: Mapping[str, Figure], limits: Wha
 
 
 def spread(figure: Figure | None) -> float:
-    """Return half the distance between the extremes, relative to the mean."""
+    """Return half the range between the extremes, relative to the mean."""
     return 0.0 if figure is None or not figure.mean else (figure.most - figure.least) / 2 / figure.mean
 
 
 def _calibration(
-    observed: float | None, results: Sequence[Result], present: Row, limits: WhatIfConfig
+    observed: float | None, results: Sequence[Result], present: Row, thresholds: WhatIfConfig
 ) -> Calibration:
     simulated = present.figures.get("preemptions_per_minute") or Figure(0.0, 0.0, 0.0)
-    said = f"{simulated.mean:.2f} (from {simulated.least:.2f} to {simulated.most:.2f})"
+    shown = f"{simulated.mean:.2f} (from {simulated.least:.2f} to {simulated.most:.2f})"
     if observed is None:
-        sentence = (
-            f"the simulation of the present preempts {said} times a minute; what the server does is not known"
-        )
+        sentence = f"preemptions per minute: simulated {shown}, those of the server are unknown"
         return Calibration(None, simulated, None, sentence)
     finished = sum(r.finished for r in results) / max(1e-9, sum(r.seconds for r in results)) * 60
-    slack = max(limits.match * observed, limits.match_per_request * finished)
+    slack = max(thresholds.match * observed, thresholds.match_per_request * finished)
     trusted = simulated.least - slack <= observed <= simulated.most + slack
     verdict = "they match" if trusted else "they do not match: do not trust this forecast"
-    sentence = f"preemptions per minute: observed {observed:.2f}, simulated {said}: {verdict}"
+    sentence = f"preemptions per minute: observed {observed:.2f}, simulated {shown}: {verdict}"
     return Calibration(observed, simulated, trusted, sentence)

@@ -1,7 +1,7 @@
-"""What each fix would do to an engine: asked by `whatif`, by `check --what-if` and by the status API.
+"""Forecasts the effect of each change on an engine, for `whatif`, `check --what-if` and the status API.
 
-``python -m exporter.simulation.worker`` is the process that the sidecar starts for one forecast. It reads a
-question as JSON on standard input and writes the answer as JSON on standard output.
+The sidecar starts ``python -m exporter.simulation.worker`` as a process for one forecast. It reads a request
+as JSON on standard input and writes the forecast as JSON on standard output.
 """
 
 import json
@@ -14,22 +14,23 @@ from typing import Any, Final
 
 from exporter.config import WhatIfConfig
 from exporter.simulation.candidates import candidates, parse_candidate
-from exporter.simulation.from_status import Present, PresentError, present_of
-from exporter.simulation.report import as_json, render
+from exporter.simulation.from_status import Present, PresentError, present_from_status
+from exporter.simulation.report import render
+from exporter.simulation.report import to_dict as forecast_to_dict
 from exporter.simulation.whatif import Forecast, forecast, horizon
 
-__all__ = ["as_object", "as_text", "foretell"]
+__all__ = ["forecast_engine", "to_dict", "to_text"]
 
 Progress = Callable[[int, int], None]
 
-# The sidecar shares its machine with vLLM: it simulates no longer than this, on one core, at low priority.
+# The sidecar shares its machine with vLLM: it simulates at most this long, on one core, at low priority.
 _SERVED_SPAN: Final = (300.0, 900.0)
 _NICE: Final = 10
 
 
-def foretell(
+def forecast_engine(
     present: Present,
-    limits: WhatIfConfig,
+    thresholds: WhatIfConfig,
     *,
     tried: Sequence[str] = (),
     span: tuple[float, float] | None = None,
@@ -40,11 +41,11 @@ def foretell(
 
     Args:
         present: the engine.
-        limits: how much to simulate, and where the words begin.
-        tried: combinations to try beside the single changes, as `parse_candidate` reads them.
+        thresholds: how much to simulate, and the thresholds of the verdicts.
+        tried: combinations to try besides the single changes, as `parse_candidate` reads them.
         span: seconds to warm up and to measure.
         jobs: processes, all cores by default.
-        progress: told how many runs of all are done.
+        progress: called with the number of finished runs and of all runs.
 
     Raises:
         ValueError: a combination cannot be read.
@@ -57,17 +58,17 @@ def foretell(
         return forecast(
             present.load,
             changes,
-            seeds=limits.seeds,
+            seeds=thresholds.seeds,
             span=span,
             observed=present.per_minute,
-            limits=limits,
+            thresholds=thresholds,
             mapper=mapper,
             progress=progress,
         )
 
     if jobs == 1:
         return simulate(map)
-    # Not by forking: the program may have threads.
+    # Do not fork: the program may have threads.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
             return simulate(pool.map)
@@ -77,36 +78,36 @@ def foretell(
 
 
 def _cores() -> int:
-    """Cores that this process may use: in a container fewer than the machine has."""
+    """Return the cores that this process may use; in a container fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def as_object(name: str, present: Present, result: Forecast) -> dict[str, Any]:
-    """A forecast as it leaves the program."""
+def to_dict(name: str, present: Present, result: Forecast) -> dict[str, Any]:
+    """Return a forecast as a dict for JSON."""
     return {
         "engine": name or None,
         "present": present.sentence,
         "assumed": list(present.assumed),
-        **as_json(result),
+        **forecast_to_dict(result),
     }
 
 
-def as_text(name: str, present: Present, result: Forecast) -> str:
-    """A forecast for people."""
+def to_text(name: str, present: Present, result: Forecast) -> str:
+    """Return a forecast as text."""
     lines = [f"engine {name}: {present.sentence}" if name else present.sentence]
-    lines += [f"assumed: {each}" for each in present.assumed]
+    lines += [f"assumed: {assumption}" for assumption in present.assumed]
     return "\n".join([*lines, render(result)])
 
 
-def _answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        present = present_of(asked["status"])
+        present = present_from_status(request["status"])
     except PresentError as problem:
         return {"error": str(problem)}
     warm_up, measured = horizon(present.load, present.engine)
     span = min(warm_up, _SERVED_SPAN[0]), min(measured, _SERVED_SPAN[1])
-    result = foretell(present, WhatIfConfig(**asked["limits"]), span=span, jobs=1)
-    return as_object(asked["engine"], present, result)
+    result = forecast_engine(present, WhatIfConfig(**request["limits"]), span=span, jobs=1)
+    return to_dict(request["engine"], present, result)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""The requests of a simulation: what they are, how they are read from a file, how they are made up.
+"""The requests of a simulation, from a file or drawn at random.
 
 A workload file is the JSON of ``workload.json``: ``{"requests": [{"prompt_tokens": 377, "output_tokens":
-314, "arrival": null}, ...]}``; ``arrival`` is in seconds from the start and only needed for arrivals
-``trace``. A request may also have ``priority`` (lower is served first), ``prefix`` and ``prefix_tokens``
-(its first tokens are the text of that name, shared with others), and ``abort_after`` (seconds until its
-client gives up).
+314, "arrival": null}, ...]}``; ``arrival`` is in seconds from the start and needed only for ``trace``
+arrivals. A request may also have ``priority`` (lower is served first), ``prefix`` and ``prefix_tokens`` (the
+name of a shared prefix and its length), and ``abort_after`` (seconds until its client gives up).
 """
 
 import csv
@@ -13,28 +12,28 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from exporter.config import as_number
-from exporter.simulation.rng import Dice
+from exporter.simulation.rng import Rng
 from exporter.simulation.timing import nanoseconds
 
-__all__ = ["Lengths", "Request", "WorkloadError", "made_up", "parse_trace", "parse_workload"]
+__all__ = ["Lengths", "Request", "WorkloadError", "parse_trace", "parse_workload", "random_requests"]
 
 
 class WorkloadError(ValueError):
-    """A workload that cannot be read; says what was wanted and what was got."""
+    """An invalid workload; the message says what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, with its lengths in tokens known beforehand (as with ``ignore_eos``).
+    """One request, whose lengths in tokens are known in advance (as with ``ignore_eos``).
 
     Attributes:
-        id: Its number; arrivals are in this order unless they have times.
+        id: Its number, the order of arrival unless requests have times.
         prompt_tokens: Length of the prompt, at least 1.
-        output_tokens: Tokens it will generate, at least 1, if the model length allows.
-        arrival: Nanoseconds from the start, or None where something else decides (burst, closed, Poisson).
+        output_tokens: Tokens that it generates, at least 1; the model length may cut them.
+        arrival: Nanoseconds from the start; None for burst, closed-loop and Poisson arrivals.
         priority: For the priority policy; lower is served first, as in vLLM.
-        prefix: Name of the text that its prompt begins with, if others begin with it too.
-        prefix_tokens: How many of its prompt tokens are that text.
+        prefix: Name of the shared prefix of its prompt, or None.
+        prefix_tokens: Length of that prefix.
         abort_after: Nanoseconds from arrival until the client gives up, or None.
     """
 
@@ -56,21 +55,21 @@ def parse_workload(document: Any) -> tuple[Request, ...]:
     """Read the JSON document of a workload file.
 
     Raises:
-        WorkloadError: when it is not of that form; the message names the request and the field.
+        WorkloadError: it is invalid; the message names the request and the field.
     """
     requests = document.get("requests") if isinstance(document, Mapping) else None
     if not isinstance(requests, Sequence) or isinstance(requests, str) or not requests:
-        raise WorkloadError('wanted {"requests": [...]} with at least one request')
+        raise WorkloadError('expected {"requests": [...]} with at least one request')
     return tuple(_request(i, fields) for i, fields in enumerate(requests))
 
 
 def parse_trace(lines: Iterable[str]) -> tuple[Request, ...]:
     """Read a trace CSV: a header with at least prompt_tokens, output_tokens, arrival (seconds).
 
-    The other fields of a workload file may be columns too. Rows are put in order of arrival.
+    Columns may be any field of a workload file. Rows are sorted by arrival.
 
     Raises:
-        WorkloadError: when a column is missing or a value is not a number; names the line.
+        WorkloadError: a column is missing or a value is not a number; the message names the line.
     """
     reader = csv.DictReader(lines)
     columns = reader.fieldnames or ()
@@ -87,7 +86,7 @@ def parse_trace(lines: Iterable[str]) -> tuple[Request, ...]:
 
 
 def _numbers(index: int, row: Mapping[str, str | None]) -> dict[str, Any]:
-    """Turn a CSV row's cells into numbers; empty cells are left out."""
+    """Convert the cells of a CSV row to numbers, without the empty ones."""
     fields: dict[str, Any] = {}
     for name, cell in row.items():
         if not cell:
@@ -100,20 +99,20 @@ def _numbers(index: int, row: Mapping[str, str | None]) -> dict[str, Any]:
             else:
                 fields[name] = cell
         except ValueError as error:
-            raise WorkloadError(f"line {index + 2}: {name}: wanted a number, got {cell!r}") from error
+            raise WorkloadError(f"line {index + 2}: {name}: expected a number, got {cell!r}") from error
     return fields
 
 
 def _request(index: int, fields: Any) -> Request:
-    """Read one request's fields; unknown ones are left alone (a file may say more than is used)."""
+    """Read the fields of a request; unknown fields are ignored."""
     if not isinstance(fields, Mapping):
-        raise WorkloadError(f"request {index}: wanted an object, got {type(fields).__name__}")
+        raise WorkloadError(f"request {index}: expected an object, got {type(fields).__name__}")
     prompt = _whole(index, "prompt_tokens", fields)
     prefix = fields.get("prefix")
     shared = _whole(index, "prefix_tokens", fields, 0, 0)
     if shared > prompt:
         raise WorkloadError(
-            f"request {index}: prefix_tokens: wanted at most the prompt's {prompt}, got {shared}"
+            f"request {index}: prefix_tokens: expected at most the prompt's {prompt}, got {shared}"
         )
     return Request(
         id=index,
@@ -133,7 +132,7 @@ def _whole(
     value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         wanted = "a whole number" if least is None else f"a whole number of at least {least}"
-        raise WorkloadError(f"request {index}: {name}: wanted {wanted}, got {value!r}")
+        raise WorkloadError(f"request {index}: {name}: expected {wanted}, got {value!r}")
     return value
 
 
@@ -143,29 +142,29 @@ def _seconds(index: int, name: str, fields: Mapping[str, Any]) -> int | None:
         return None
     number = as_number(value)
     if number is None or not 0 <= number < 1e9:  # noqa: PLR2004
-        raise WorkloadError(f"request {index}: {name}: wanted seconds of at least 0, got {value!r}")
+        raise WorkloadError(f"request {index}: {name}: expected seconds of at least 0, got {value!r}")
     return nanoseconds(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of token counts: whole ranges, each with a weight, even inside a range.
+    """A distribution of token counts: ranges, each with a weight, uniform within a range.
 
     Attributes:
-        ranges: ``(least, most, weight)``, both ends included; weights are whole numbers.
+        ranges: ``(least, most, weight)``, including both ends; weights are whole numbers.
     """
 
     ranges: tuple[tuple[int, int, int], ...]
 
     def __post_init__(self) -> None:
         if not self.ranges or any(lo < 1 or hi < lo or w < 0 for lo, hi, w in self.ranges):
-            raise ValueError(f"wanted ranges of at least 1 token in order, got {self.ranges!r}")
+            raise ValueError(f"expected ranges of at least 1 token in order, got {self.ranges!r}")
         if not sum(w for _, _, w in self.ranges):
-            raise ValueError("wanted at least one range with a weight above 0")
+            raise ValueError("expected at least one range with a weight above 0")
 
     @classmethod
     def between(cls, least: int, most: int) -> "Lengths":
-        """Return a distribution that is even between two lengths, both included."""
+        """Return a uniform distribution from one length to another, both included."""
         return cls(((least, most, 1),))
 
     @classmethod
@@ -174,9 +173,9 @@ class Lengths:
     ) -> "Lengths":
         """Read a Prometheus histogram's cumulative buckets ``(le, count)``, in order.
 
-        Inside a bucket every length is taken as equally likely; the ``+Inf`` bucket ends at ``longest``.
-        The last bucket may reach far beyond the longest value in it: with the ``mean`` (``_sum`` over
-        ``_count``) its end is drawn in until the means agree.
+        Lengths within a bucket are assumed to be equally likely; the ``+Inf`` bucket ends at ``longest``.
+        The last bucket may end far above its longest value: given the ``mean`` (``_sum`` / ``_count``), its
+        end is lowered until the means agree.
         """
         ranges: list[tuple[int, int, int]] = []
         below, seen = 0, 0.0
@@ -190,7 +189,7 @@ class Lengths:
             return lengths
         total = sum(weight for _, _, weight in ranges)
         least, most, weight = ranges[-1]
-        # The last range's mean is (least + most) / 2: move its end by what the whole is off.
+        # The mean of the last range is (least + most) / 2: move its end by twice the error of the total.
         end = round(most - 2 * (lengths.mean - mean) * total / weight)
         return cls((*ranges[:-1], (least, min(max(end, least), most), weight)))
 
@@ -200,28 +199,28 @@ class Lengths:
         total = sum(w for _, _, w in self.ranges)
         return sum((lo + hi) / 2 * w for lo, hi, w in self.ranges) / total
 
-    def draw(self, dice: Dice) -> int:
+    def draw(self, rng: Rng) -> int:
         """Draw one length."""
-        at = dice.below(sum([weight for _, _, weight in self.ranges]))
+        at = rng.below(sum([weight for _, _, weight in self.ranges]))
         for least, most, weight in self.ranges:
             if at < weight:
-                return least + dice.below(most - least + 1)
+                return least + rng.below(most - least + 1)
             at -= weight
-        raise AssertionError("a die below the sum of the weights falls into one of the ranges")
+        raise AssertionError("a number below the sum of the weights is in one of the ranges")
 
 
-def made_up(
-    prompts: Lengths, outputs: Lengths, dice: Dice, *, prefixes: int = 0, prefix_tokens: int = 0
+def random_requests(
+    prompts: Lengths, outputs: Lengths, rng: Rng, *, prefixes: int = 0, prefix_tokens: int = 0
 ) -> Iterator[Request]:
-    """Yield requests without end, with lengths drawn independently.
+    """Yield an endless stream of requests, with lengths drawn independently.
 
-    With ``prefixes`` above 0 each prompt begins with one of so many shared texts of ``prefix_tokens``
-    tokens, within its drawn length (a shorter prompt is a part of the text).
+    With ``prefixes`` above 0, each prompt starts with one of that many shared prefixes of ``prefix_tokens``
+    tokens, within its drawn length.
     """
     number = 0
     while True:
-        prompt, output = prompts.draw(dice), outputs.draw(dice)
-        prefix = f"text-{dice.below(prefixes)}" if prefixes and prefix_tokens else None
+        prompt, output = prompts.draw(rng), outputs.draw(rng)
+        prefix = f"text-{rng.below(prefixes)}" if prefixes and prefix_tokens else None
         shared = min(prefix_tokens, prompt) if prefix else 0
         yield Request(number, prompt, output, prefix=prefix, prefix_tokens=shared)
         number += 1

@@ -10,11 +10,11 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from exporter.simulation.arrivals import Arrivals, Closed, Timed
-from exporter.simulation.rng import Dice
+from exporter.simulation.arrivals import Arrivals, ClosedLoop, Trace
+from exporter.simulation.rng import Rng
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
-from exporter.simulation.workload import Lengths, Request, made_up
+from exporter.simulation.workload import Lengths, Request, random_requests
 
 __all__ = ["RECORDED", "SCENARIOS", "Act", "Life", "Scenario", "Server", "arrivals_of", "lives"]
 
@@ -149,14 +149,14 @@ def arrivals_of(life: Life, engine: int, seed: int) -> Arrivals:
 
     A closed loop lasts for the whole life: a life whose first act has clients has no other kind of act.
     """
-    dice = Dice(seed * 1000 + engine + round(life.start) * 7919)
+    dice = Rng(seed * 1000 + engine + round(life.start) * 7919)
     _, act = next(life.acts())
     if act.clients is not None:
-        return Closed(made_up(act.prompts, act.outputs, dice.fork()), act.clients)
-    return Timed(_requests(life.acts(), life.start, engine, dice))
+        return ClosedLoop(random_requests(act.prompts, act.outputs, dice.fork()), act.clients)
+    return Trace(_requests(life.acts(), life.start, engine, dice))
 
 
-def _requests(acts: Iterator[tuple[float, Act]], start: float, engine: int, dice: Dice) -> Iterator[Request]:
+def _requests(acts: Iterator[tuple[float, Act]], start: float, engine: int, dice: Rng) -> Iterator[Request]:
     """Yield requests at random times whose rate follows the acts (by thinning: Lewis, Shedler 1979)."""
     numbers = count()
     for begin, act in acts:
@@ -166,7 +166,7 @@ def _requests(acts: Iterator[tuple[float, Act]], start: float, engine: int, dice
             continue
         at, end = nanoseconds(begin - start), nanoseconds(begin - start + act.seconds)
         span, gap = end - at, round(NANOSECONDS / most)
-        lengths = made_up(act.prompts, act.outputs, dice.fork())
+        lengths = random_requests(act.prompts, act.outputs, dice.fork())
         patience = None if act.patience is None else nanoseconds(act.patience)
         first = at
         while (at := at + dice.exponential(gap)) < end:

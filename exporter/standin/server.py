@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from exporter.config import Fact, arguments
-from exporter.simulation.in_flight import Live
+from exporter.simulation.in_flight import InFlight
 from exporter.simulation.run import Run
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
 from exporter.standin.metrics_page import EngineFigures, Finished, MetricsPage
@@ -34,7 +34,7 @@ class _Player:
         self._figures = figures
         self._figures.gauges(0, 0, 0.0)
         self._figures.preempted(0)
-        self._run.scheduler.witness = self._count_token
+        self._run.scheduler.on_context_complete = self._count_token
         self._steps = self._tokens = self._outputs = self._busy = self._all_steps = 0
         self._counted_outputs = 0  # those that `_count_token` counted since the last `_count_steps`
 
@@ -50,7 +50,7 @@ class _Player:
         self._figures.gauges(scheduler.running, scheduler.waiting, scheduler.kv_usage)
         self._figures.preempted(scheduler.totals.preemptions_counted)
 
-    def _count_token(self, live: Live) -> None:
+    def _count_token(self, live: InFlight) -> None:
         """Count the token of a request whose whole context has just been computed."""
         now = self._run.scheduler.now
         self._counted_outputs += 1
@@ -71,7 +71,7 @@ class _Player:
         self._all_steps, self._busy, self._steps = totals.steps, totals.busy, totals.output_steps
         self._tokens, self._outputs, self._counted_outputs = totals.scheduled_tokens, totals.output_tokens, 0
 
-    def _count_finished(self, live: Live) -> None:
+    def _count_finished(self, live: InFlight) -> None:
         admitted, first = live.admitted or live.arrival, live.first or live.ended
         self._figures.finished(
             Finished(

@@ -7,7 +7,7 @@ from exporter.commands import whatif
 from exporter.config import Config
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation.candidates import candidates
-from exporter.simulation.from_status import PresentError, present_of
+from exporter.simulation.from_status import PresentError, present_from_status
 from exporter.simulation.timing import StepTime
 from exporter.simulation.whatif import forecast
 
@@ -37,7 +37,7 @@ def status(limits=LIMITS, **load):
 
 def test_all_that_is_known_is_used():
     """Nothing has to be assumed."""
-    present = present_of(status())
+    present = present_from_status(status())
     engine = present.engine
     assert (engine.num_gpu_blocks, engine.block_size, engine.max_num_seqs) == (1000, 16, 64)
     assert (engine.max_num_batched_tokens, engine.max_model_len, engine.watermark) == (4096, 2048, 0.01)
@@ -50,22 +50,22 @@ def test_all_that_is_known_is_used():
 
 def test_the_observed_steps_take_the_observed_time():
     """250 steps of 12 tokens and 10 requests in 5 s: 20 ms each."""
-    assert present_of(status()).engine.step_time.of(12, 10) == pytest.approx(20e6, rel=1e-6)
+    assert present_from_status(status()).engine.step_time.of(12, 10) == pytest.approx(20e6, rel=1e-6)
 
 
 def test_what_is_not_known_is_said():
     """The defaults of vLLM, each by name; at least as many seats as were seen taken."""
-    present = present_of(status({}, requests_running_max=300.0, steps=[], block_size=None))
+    present = present_from_status(status({}, requests_running_max=300.0, steps=[], block_size=None))
     assert (present.engine.max_num_seqs, present.engine.step_time) == (300, StepTime())
-    assert [text.partition(" is")[0] for text in present.assumed[:3]] == [
+    assert [text.partition(" =")[0] for text in present.assumed[:3]] == [
         "block_size", "max_num_seqs", "max_num_batched_tokens",
     ]  # fmt: skip
-    assert "time of a step" in present.assumed[3]
+    assert "step time" in present.assumed[3]
 
 
 def test_what_somebody_tells_counts_first():
     """Flags of the command."""
-    engine = present_of(status(), {"max_num_seqs": 8, "num_gpu_blocks": 77, "watermark": 0.2}).engine
+    engine = present_from_status(status(), {"max_num_seqs": 8, "num_gpu_blocks": 77, "watermark": 0.2}).engine
     assert (engine.max_num_seqs, engine.num_gpu_blocks, engine.watermark) == (8, 77, 0.2)
 
 
@@ -79,28 +79,28 @@ def test_what_somebody_tells_counts_first():
 )
 def test_blocks_of_one_engine(load, blocks):
     """The server tells those of all of them."""
-    assert present_of(status(**load)).engine.num_gpu_blocks == blocks
+    assert present_from_status(status(**load)).engine.num_gpu_blocks == blocks
 
 
 def test_lengths_without_buckets_are_spread_around_the_mean():
     """From half of it to one and a half."""
-    present = present_of(status(prompt_tokens={"mean": 100.0, "buckets": [[None, 5.0]]}))
+    present = present_from_status(status(prompt_tokens={"mean": 100.0, "buckets": [[None, 5.0]]}))
     assert present.load.prompts.ranges == ((50, 150, 1),)
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"load": None}, "nothing is known of the engine's load"),
+        ({"load": None}, "the load of the engine is unknown"),
         (status(prompt_tokens=None), "prompt tokens of requests are unknown"),
         (status(kv_capacity_tokens=None), "--num-gpu-blocks"),
-        (status(arrivals_per_second=0.0), "no request came"),
+        (status(arrivals_per_second=0.0), "no request arrived"),
     ],
 )
 def test_what_cannot_do_without_is_named(changed, told):
     """Rather than a guess."""
     with pytest.raises(PresentError, match=told):
-        present_of(changed)
+        present_from_status(changed)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted)
     path = real_recordings.RECORDINGS / f"{name}.jsonl.gz"
     shown = whatif._status_of_recording(path, None, Config())
     _, engine = choose_engine(shown, None)
-    present = present_of(engine)
+    present = present_from_status(engine)
     result = forecast(present.load, candidates(present.load, present.engine)[:1], observed=present.per_minute)
     assert result.calibration.trusted is trusted
     if trusted:
@@ -137,6 +137,6 @@ def test_the_calm_are_calm():
     for poll in real_recordings.polls(real_recordings.CALM)[:40]:
         reading = fed.feed(poll.t, poll.body, poll.error)
     _, engine = choose_engine(status_object("", reading, reading.t, fed.loads()), None)
-    present = present_of(engine)
+    present = present_from_status(engine)
     result = forecast(present.load, candidates(present.load, present.engine)[:1], observed=present.per_minute)
     assert result.present.figures["preemptions_per_minute"].mean == 0.0

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from exporter.simulation.arrivals import Burst, Closed, Poisson, Timed
-from exporter.simulation.rng import Dice
+from exporter.simulation.arrivals import Burst, ClosedLoop, Poisson, Trace
+from exporter.simulation.rng import Rng
 from exporter.simulation.run import Run, simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
-from exporter.simulation.workload import Lengths, Request, made_up
+from exporter.simulation.workload import Lengths, Request, random_requests
 
 SECOND = StepTime(NANOSECONDS, 0, 0, 0)
 HOUR = nanoseconds(3600)
@@ -23,9 +23,9 @@ HOUR = nanoseconds(3600)
 
 def made(prompts, outputs, rate, seed=1, end=HOUR, **shared):
     """Poisson arrivals of made-up requests."""
-    dice = Dice(seed)
-    return Poisson(made_up(Lengths.between(*prompts), Lengths.between(*outputs), dice.fork(), **shared),
-                   rate, dice.fork(), end)  # fmt: skip
+    rng = Rng(seed)
+    requests = random_requests(Lengths.between(*prompts), Lengths.between(*outputs), rng.fork(), **shared)
+    return Poisson(requests, rate, rng.fork(), end)
 
 
 def test_times_are_measured_from_arrival():
@@ -40,14 +40,14 @@ def test_times_are_measured_from_arrival():
 def test_idle_time_passes_without_steps():
     """Two requests an hour apart take no more steps than two at once."""
     engine = Engine(num_gpu_blocks=99, step_time=SECOND)
-    result = simulate(engine, Timed([Request(0, 5, 3, 0), Request(1, 5, 3, HOUR)]))
+    result = simulate(engine, Trace([Request(0, 5, 3, 0), Request(1, 5, 3, HOUR)]))
     assert (result.steps, result.seconds, result.busy_seconds) == (6, 3603.0, 6.0)
 
 
 def test_a_request_is_seen_at_the_step_after_its_arrival():
     """It arrives within a step and starts with the next one."""
     engine = Engine(num_gpu_blocks=99, step_time=SECOND)
-    result = simulate(engine, Timed([Request(0, 5, 9, 0), Request(1, 5, 1, NANOSECONDS * 5 // 2)]))
+    result = simulate(engine, Trace([Request(0, 5, 9, 0), Request(1, 5, 1, NANOSECONDS * 5 // 2)]))
     assert result.queue_mean == pytest.approx(0.25)
 
 
@@ -81,14 +81,14 @@ def test_a_deadlock_is_stated():
 def test_a_closed_loop_goes_on_when_a_prompt_is_refused():
     """The client gets its error and sends the next."""
     engine = Engine(num_gpu_blocks=99, max_model_len=50, step_time=SECOND)
-    result = simulate(engine, Closed([Request(0, 60, 5), Request(1, 5, 3)], clients=1))
+    result = simulate(engine, ClosedLoop([Request(0, 60, 5), Request(1, 5, 3)], clients=1))
     assert (result.refused, result.finished) == (1, 1)
 
 
 def test_the_warm_up_is_not_measured():
     """Only what happens after it counts."""
     engine = Engine(num_gpu_blocks=99, step_time=SECOND)
-    loop = Closed(made_up(Lengths.between(5, 5), Lengths.between(10, 10), Dice(1)), 1)
+    loop = ClosedLoop(random_requests(Lengths.between(5, 5), Lengths.between(10, 10), Rng(1)), 1)
     result = simulate(engine, loop, warm_up=nanoseconds(100), end=nanoseconds(200))
     assert (result.steps, result.finished, result.seconds) == (100, 10, 100.0)
 
@@ -124,7 +124,7 @@ def fingerprint():
     """A short text that changes when any figure of any of these runs does."""
     results = [
         simulate(Engine(**settings), made((50, 1500), (50, 800), 6.0, 5, nanoseconds(60), prefixes=3,
-                                          prefix_tokens=300)).as_dict()
+                                          prefix_tokens=300)).to_dict()
         for settings in SETTINGS.values()
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()[:16]

@@ -30,7 +30,7 @@ def test_prompts_are_computed_in_one_step_while_the_budget_lasts():
     engine = scheduler(10, max_num_batched_tokens=8)
     first, second = add(engine, (4, 2), (4, 2))
     engine.step()
-    assert (engine.step_tokens, engine.step_outputs) == (8, 2)
+    assert (engine.totals.scheduled_tokens, engine.totals.output_tokens) == (8, 2)
     assert first.first == second.first == 1
 
 
@@ -39,7 +39,7 @@ def test_a_prompt_beyond_the_budget_is_computed_in_chunks():
     engine = scheduler(10, max_num_batched_tokens=8)
     (request,) = add(engine, (20, 1))
     steps(engine, 2)
-    assert engine.step_outputs == 0
+    assert engine.totals.output_tokens == 0
     engine.step()
     assert request.first == request.ended == 3
     assert engine.totals.output_steps == 1
@@ -181,7 +181,7 @@ def test_cached_blocks_are_given_up_from_the_end_of_the_longest_unused():
     while not second.ended:
         engine.step()
     assert first.ended
-    assert second.recomputed == 12 - 4
+    assert engine.totals.recomputed_tokens == 12 - 4
 
 
 def test_a_shared_prefix_is_computed_once():
@@ -189,7 +189,7 @@ def test_a_shared_prefix_is_computed_once():
     engine = scheduler(20)
     add(engine, (10, 2), (10, 2), prefix="system", prefix_tokens=8)
     engine.step()
-    assert engine.step_tokens == 10 + 2
+    assert engine.totals.scheduled_tokens == 10 + 2
     assert engine.totals.cached_tokens == 8
 
 
@@ -206,7 +206,7 @@ def test_the_last_token_of_a_prompt_is_always_computed():
     engine = scheduler(20)
     add(engine, (8, 1), (8, 1), prefix="system", prefix_tokens=8)
     engine.step()
-    assert engine.step_tokens == 8 + 4
+    assert engine.totals.scheduled_tokens == 8 + 4
 
 
 def test_without_prefix_caching_nothing_is_shared():
@@ -214,7 +214,7 @@ def test_without_prefix_caching_nothing_is_shared():
     engine = scheduler(20, enable_prefix_caching=False)
     add(engine, (8, 1), (8, 1), prefix="system", prefix_tokens=8)
     engine.step()
-    assert engine.step_tokens == 16
+    assert engine.totals.scheduled_tokens == 16
 
 
 def test_outputs_end_at_the_model_length():
@@ -360,7 +360,7 @@ def test_a_request_that_outgrows_the_whole_pool_is_stated():
         pass
     assert engine.stuck() == (
         "request 0 needs 4 blocks for its 13 tokens, the pool has 3: it can never be scheduled, "
-        "and nobody overtakes it"
+        "and no request overtakes it"
     )
     assert engine.totals.unfittable_ids == [0]
 

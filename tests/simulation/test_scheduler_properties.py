@@ -78,15 +78,18 @@ def test_at_every_step_blocks_and_requests_are_conserved(case):
         return live
 
     def watched():
+        before = scheduler.totals.scheduled_tokens
         moved = step()
-        pool, running = scheduler.pool, scheduler._roster.running.values()
+        pool, running = scheduler.pool, scheduler._running_list.running.values()
         pool.check()
-        private = sum(scheduler.kv.blocks(scheduler._roster.computed(r)) - len(r.shared) for r in running)
+        private = sum(
+            scheduler.kv.blocks(scheduler._running_list.computed(r)) - len(r.shared) for r in running
+        )
         shared = {block for r in running for block in r.shared}
         assert private + len(shared) + pool.free == pool.size == engine.num_gpu_blocks - 1
         assert all(sum(block in r.shared for r in running) == block.refs for block in shared)
         assert scheduler.running <= engine.max_num_seqs
-        assert scheduler.step_tokens <= engine.max_num_batched_tokens
+        assert scheduler.totals.scheduled_tokens - before <= engine.max_num_batched_tokens
         assert len(scheduler._lives) == scheduler.running + scheduler.waiting
         known.update(live.request.id for live in scheduler.finished)
         assert len(entered) == len(known | set(scheduler._lives)) + scheduler.totals.aborted

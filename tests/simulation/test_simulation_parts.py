@@ -7,18 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.simulation.arrivals import Burst, Closed, Poisson, Timed
-from exporter.simulation.latency_histogram import Spread
+from exporter.simulation.arrivals import Burst, ClosedLoop, Poisson, Trace
+from exporter.simulation.latency_histogram import LatencyHistogram
 from exporter.simulation.pool import Pool, SharedBlock
-from exporter.simulation.rng import Dice
+from exporter.simulation.rng import Rng
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepSample, StepTime, fit
-from exporter.simulation.workload import Lengths, Request, WorkloadError, made_up, parse_trace, parse_workload
+from exporter.simulation.workload import (
+    Lengths,
+    Request,
+    WorkloadError,
+    parse_trace,
+    parse_workload,
+    random_requests,
+)
 
 
 def test_dice_fall_as_published():
     """The first numbers of SplitMix64 for seed 1234567, from its reference implementation."""
-    dice = Dice(1234567)
+    dice = Rng(1234567)
     assert [dice.bits() for _ in range(3)] == [
         6457827717110365317,
         3203168211198807973,
@@ -29,12 +36,12 @@ def test_dice_fall_as_published():
 @given(st.integers(0, 2**64), st.integers(1, 10**12))
 def test_dice_stay_below_their_bound(seed, bound):
     """Every number from 0 to the bound less one, none beyond."""
-    assert 0 <= Dice(seed).below(bound) < bound
+    assert 0 <= Rng(seed).below(bound) < bound
 
 
 def test_exponential_gaps_have_the_mean_and_the_spread_they_should():
     """Mean 1, variance 1, and a share exp(-1) above the mean."""
-    dice = Dice(7)
+    dice = Rng(7)
     gaps = [dice.exponential(10**6) / 10**6 for _ in range(40_000)]
     assert sum(gaps) / len(gaps) == pytest.approx(1.0, abs=0.02)
     assert sum((g - 1) ** 2 for g in gaps) / len(gaps) == pytest.approx(1.0, abs=0.05)
@@ -81,7 +88,7 @@ def test_a_fit_wants_samples():
 @given(st.lists(st.integers(0, 10**13), min_size=1), st.sampled_from([0.05, 0.5, 0.95, 1.0]))
 def test_a_quantile_is_right_to_one_percent(values, share):
     """Of what was added, as far as the buckets can tell."""
-    spread = Spread()
+    spread = LatencyHistogram()
     for value in values:
         spread.add(value)
     rank = max(1, -(-Fraction(share).limit_denominator(100) * len(values) // 1))
@@ -91,13 +98,13 @@ def test_a_quantile_is_right_to_one_percent(values, share):
 
 def test_an_empty_spread_knows_nothing():
     """Unknown, not zero."""
-    assert Spread().mean is None
-    assert Spread().quantile(0.5) is None
+    assert LatencyHistogram().mean is None
+    assert LatencyHistogram().quantile(0.5) is None
 
 
 def test_a_spread_stays_small():
     """A hundred thousand latencies over nine decades take a few thousand counts."""
-    spread, dice = Spread(), Dice(1)
+    spread, dice = LatencyHistogram(), Rng(1)
     for power in itertools.islice(itertools.cycle(range(10)), 100_000):
         spread.add(dice.below(10 ** (power + 1)))
     assert len(spread._buckets) < 4000
@@ -164,10 +171,10 @@ def test_names_of_texts_long_gone_are_forgotten():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_gpu_blocks": 1}, "num_gpu_blocks: wanted at least 2"),
-        ({"num_gpu_blocks": 9, "block_size": 0}, "block_size: wanted at least 1"),
+        ({"num_gpu_blocks": 1}, "num_gpu_blocks: expected at least 2"),
+        ({"num_gpu_blocks": 9, "block_size": 0}, "block_size: expected at least 1"),
         ({"num_gpu_blocks": 9, "max_num_seqs": 300, "max_num_batched_tokens": 256}, "at least max_num_seqs"),
-        ({"num_gpu_blocks": 9, "watermark": 1.0}, "watermark: wanted a share"),
+        ({"num_gpu_blocks": 9, "watermark": 1.0}, "watermark: expected a share"),
     ],
 )
 def test_settings_that_vllm_refuses_are_refused(settings, message):
@@ -198,16 +205,19 @@ def test_a_workload_file_is_read():
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "wanted"),
+        ([], "expected"),
         ({"requests": []}, "at least one request"),
-        ({"requests": [1]}, "request 0: wanted an object, got int"),
+        ({"requests": [1]}, "request 0: expected an object, got int"),
         (
             {"requests": [{"prompt_tokens": 0, "output_tokens": 1}]},
-            "request 0: prompt_tokens: wanted a whole",
+            "request 0: prompt_tokens: expected a whole",
         ),
         ({"requests": [{"prompt_tokens": 5}]}, "request 0: output_tokens: .*got None"),
         ({"requests": [{"prompt_tokens": 5, "output_tokens": True}]}, "output_tokens: .*got True"),
-        ({"requests": [{"prompt_tokens": 5, "output_tokens": 5, "arrival": "x"}]}, "arrival: wanted seconds"),
+        (
+            {"requests": [{"prompt_tokens": 5, "output_tokens": 5, "arrival": "x"}]},
+            "arrival: expected seconds",
+        ),
         (
             {"requests": [{"prompt_tokens": 5, "output_tokens": 5, "prefix_tokens": 6}]},
             "at most the prompt's 5",
@@ -269,21 +279,20 @@ def test_a_mean_that_cannot_be_met_is_met_as_far_as_possible():
 def test_lengths_are_drawn_from_their_ranges(seed):
     """Never between two ranges, never one without weight."""
     lengths = Lengths(((5, 7, 1), (10, 10, 0), (20, 22, 3)))
-    assert lengths.draw(Dice(seed)) in {5, 6, 7, 20, 21, 22}
+    assert lengths.draw(Rng(seed)) in {5, 6, 7, 20, 21, 22}
 
 
 def test_lengths_want_ranges():
     """Empty ones, and ones upside down, are refused."""
     for ranges in ((), ((3, 2, 1),), ((0, 2, 1),), ((1, 2, 0),)):
-        with pytest.raises(ValueError, match="wanted"):
+        with pytest.raises(ValueError, match="expected"):
             Lengths(ranges)
 
 
 def test_made_up_requests_share_their_texts():
     """Each begins with one of the shared texts, within its own length."""
-    requests = itertools.islice(
-        made_up(Lengths.between(4, 40), Lengths.between(1, 9), Dice(3), prefixes=2, prefix_tokens=16), 200
-    )
+    prompts, outputs = Lengths.between(4, 40), Lengths.between(1, 9)
+    requests = itertools.islice(random_requests(prompts, outputs, Rng(3), prefixes=2, prefix_tokens=16), 200)
     assert {(r.prefix, r.prefix_tokens == min(16, r.prompt_tokens)) for r in requests} == {
         ("text-0", True),
         ("text-1", True),
@@ -302,14 +311,14 @@ def test_a_burst_comes_all_at_once():
 
 def test_a_trace_comes_at_its_times():
     """Until the end, if one is set."""
-    timed = Timed(REQUESTS, end=150)
+    timed = Trace(REQUESTS, end=150)
     assert [(timed.next_at(), timed.take().id) for _ in range(2)] == [(0, 0), (100, 1)]
     assert timed.next_at() is None
 
 
 def test_a_closed_loop_sends_when_an_answer_came():
     """Two clients: the third request waits for one of them, and for its pause."""
-    closed = Closed(REQUESTS, clients=2, pause=5)
+    closed = ClosedLoop(REQUESTS, clients=2, pause=5)
     assert [(closed.next_at(), closed.take().id) for _ in range(2)] == [(0, 0), (0, 1)]
     assert closed.next_at() is None
     closed.left(70)
@@ -318,7 +327,8 @@ def test_a_closed_loop_sends_when_an_answer_came():
 
 def test_poisson_arrivals_keep_their_rate():
     """Ten a second for a thousand seconds, to within chance."""
-    poisson = Poisson(made_up(Lengths.between(1, 1), Lengths.between(1, 1), Dice(1)), 10.0, Dice(2), 10**12)
+    one = Lengths.between(1, 1)
+    poisson = Poisson(random_requests(one, one, Rng(1)), 10.0, Rng(2), 10**12)
     count = 0
     while poisson.next_at() is not None:
         poisson.take()
@@ -326,7 +336,7 @@ def test_poisson_arrivals_keep_their_rate():
     assert count == pytest.approx(10_000, rel=0.03)
 
 
-@pytest.mark.parametrize("arrivals", [Burst(()), Closed((), 1)])
+@pytest.mark.parametrize("arrivals", [Burst(()), ClosedLoop((), 1)])
 def test_nothing_can_be_taken_from_an_empty_source(arrivals):
     """It says so, and has no next request."""
     assert arrivals.next_at() is None
@@ -337,6 +347,6 @@ def test_nothing_can_be_taken_from_an_empty_source(arrivals):
 def test_arrivals_refuse_what_makes_no_sense():
     """No clients, no rate."""
     with pytest.raises(ValueError, match="at least 1 client"):
-        Closed(REQUESTS, 0)
-    with pytest.raises(ValueError, match="above 0 requests a second"):
-        Poisson(REQUESTS, 0.0, Dice(1))
+        ClosedLoop(REQUESTS, 0)
+    with pytest.raises(ValueError, match="above 0 requests per second"):
+        Poisson(REQUESTS, 0.0, Rng(1))

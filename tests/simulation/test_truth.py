@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.simulation.arrivals import Burst, Closed
+from exporter.simulation.arrivals import Burst, ClosedLoop
 from exporter.simulation.run import simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepSample, StepTime, fit
@@ -37,7 +37,7 @@ def simulated(row, step_time=STEP_TIME):
         watermark=float(row["watermark"]),
         step_time=step_time,
     )
-    return simulate(engine, Burst(WORKLOAD) if row["mode"] == "burst" else Closed(WORKLOAD, 32))
+    return simulate(engine, Burst(WORKLOAD) if row["mode"] == "burst" else ClosedLoop(WORKLOAD, 32))
 
 
 def within(value, real, share, absolute):

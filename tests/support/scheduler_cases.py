@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from exporter.simulation.arrivals import Burst, Closed, Poisson, Timed
-from exporter.simulation.rng import Dice
+from exporter.simulation.arrivals import Burst, ClosedLoop, Poisson, Trace
+from exporter.simulation.rng import Rng
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepTime
 from exporter.simulation.workload import Request
@@ -25,10 +25,10 @@ class Case:
         if self.kind == "burst":
             return Burst(self.requests)
         if self.kind == "closed":
-            return Closed(self.requests, 1 + self.parameter % 6, pause=self.parameter % 3 * 500)
+            return ClosedLoop(self.requests, 1 + self.parameter % 6, pause=self.parameter % 3 * 500)
         if self.kind == "poisson":
-            return Poisson(self.requests, 200_000.0, Dice(self.parameter))
-        return Timed(replace(r, arrival=r.id * (self.parameter % 3000)) for r in self.requests)
+            return Poisson(self.requests, 200_000.0, Rng(self.parameter))
+        return Trace(replace(r, arrival=r.id * (self.parameter % 3000)) for r in self.requests)
 
 
 @st.composite
