@@ -32,7 +32,6 @@ BY_NAME = {
         ),
         "a result of a simulation, which prints all of them",
     ),
-    "step_tokens": "the size of a simulated step, by which tests hold its budget",
 }  # fmt: skip
 
 

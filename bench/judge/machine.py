@@ -87,7 +87,6 @@ class Machine:
         self._begin(nanoseconds(since))
         self._events = self._plan(since)
         self._frozen = False
-        self._waiting_since_frozen = 0
         self.up = True
 
     def _begin(self, now: int) -> None:
