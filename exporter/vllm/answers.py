@@ -1,7 +1,7 @@
-"""The server's answers about itself: its version, its longest request, its configuration.
+"""Reads a server's answers about itself: its version, its longest request, its configuration.
 
-``/server_info`` answers in vLLM's development mode only, and holds the environment with its keys;
-``/v1/models`` holds names and paths. Only the facts that the configuration may hold too are kept.
+``/server_info`` exists in vLLM's development mode only, and contains the environment with its keys;
+``/v1/models`` contains names and paths. Only the facts that our configuration may contain too are kept.
 """
 
 import re
@@ -27,7 +27,7 @@ _RELEASE: Final = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){1,3}[.+-]?[\w.+-]{0,40}"
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswers:
-    """A server's answers by vLLM's flag names; a fact that it did not answer is absent.
+    """The facts that a server gave, by vLLM's flag names; an unknown one is absent.
 
     Attributes:
         server_info: from ``/server_info``.

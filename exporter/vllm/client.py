@@ -1,7 +1,7 @@
 """The HTTP client of one vLLM server: bounded GETs, one after another, on one kept-alive connection.
 
 Whatever the server does, `MetricsClient.fetch` returns within the poll's time-out: the body, or one of a few
-named errors. An `Answer` never holds a secret of the operator (tokens, header values, credentials in a URL).
+named errors. An `Answer` never contains a secret of the operator (token, header value, credentials in a URL).
 """
 
 import asyncio
@@ -10,7 +10,8 @@ import zlib
 from base64 import b64encode
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from http.client import responses
+from typing import Any, NamedTuple
 
 import aiohttp
 from multidict import CIMultiDict
@@ -39,11 +40,11 @@ class Answer:
     """The result of one GET: exactly one of ``body`` and ``error`` is not None.
 
     Attributes:
-        body: The decoded body, at most ``max_body_bytes`` long.
-        error: A key of `exporter.net.errors.REASONS`, or ``http_<status>``.
-        detail: One short line for a person; never a header's value, a token or a URL's credentials.
-        seconds: How long it took, redirects and decoding included.
-        content_type: The Content-Type of the answer, as sent.
+        body: the decoded body, at most ``max_body_bytes`` long.
+        error: a key of `exporter.net.errors.REASONS`, or ``http_<status>``.
+        detail: one short line for a person.
+        seconds: duration, including redirects and decoding.
+        content_type: the Content-Type of the answer, as sent.
     """
 
     body: bytes | None
@@ -53,21 +54,11 @@ class Answer:
     content_type: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class JsonAnswer:
-    """The result of one GET of a JSON endpoint: ``value`` is valid only if ``error`` is None.
-
-    Attributes:
-        value: The parsed JSON (which may be None for ``null``).
-        error: As in `Answer`; ``protocol`` when the body is not JSON.
-        detail: As in `Answer`.
-        seconds: As in `Answer`.
-    """
+class JsonAnswer(NamedTuple):
+    """Parsed JSON; or None and an error as in `Answer`, which is ``protocol`` if the body is not JSON."""
 
     value: Any
     error: str | None
-    detail: str = ""
-    seconds: float = 0.0
 
 
 class MetricsClient:
@@ -77,8 +68,8 @@ class MetricsClient:
     without an error: aiohttp itself repeats an idempotent request on a new one.
 
     Args:
-        target: The address and credentials.
-        poll: The time-out of a whole fetch and the largest body accepted.
+        target: address and credentials.
+        poll: the time-out of a whole fetch and the largest body accepted.
     """
 
     def __init__(self, target: TargetConfig, poll: PollConfig) -> None:
@@ -91,39 +82,38 @@ class MetricsClient:
         self._closed = False
 
     async def fetch(self) -> Answer:
-        """GETs the target's metrics; raises nothing but CancelledError."""
+        """GET the target's metrics. Raises nothing but CancelledError."""
         return await self._ask(None)
 
     async def get_json(self, path: str) -> JsonAnswer:
-        """GETs and parses another endpoint of the same origin; raises nothing but CancelledError.
+        """GET and parse another endpoint of the same origin. Raises nothing but CancelledError.
 
         Args:
-            path: A reference such as ``/version`` or ``/server_info?config_format=json``. It is resolved
-                against the target's URL, so ``version`` stays next to the metrics under a path prefix.
+            path: a reference such as ``/version``, relative to the target's URL: under a path prefix
+                ``version`` stays next to the metrics.
         """
         answer = await self._ask(path)
         if answer.body is None:
-            return JsonAnswer(None, answer.error, answer.detail, answer.seconds)
+            return JsonAnswer(None, answer.error)
         try:
-            value = json.loads(answer.body)
+            return JsonAnswer(json.loads(answer.body), None)
         except (ValueError, RecursionError):
-            return JsonAnswer(None, "protocol", "the body is not JSON", answer.seconds)
-        return JsonAnswer(value, None, "", answer.seconds)
+            return JsonAnswer(None, "protocol")
 
     async def close(self) -> None:
-        """Closes the connection; later fetches answer with an error."""
+        """Close the connection; later fetches return an error."""
         self._closed = True
         await self._drop_session()
 
     async def _ask(self, path: str | None) -> Answer:
-        """Sends one GET and turns every error into a value."""
+        """Send one GET and turn every error into a value."""
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
             # One limit over everything: name resolution, connecting, all redirects and the body.
             async with asyncio.timeout(self._timeout):
                 body, content_type = await self._get(path)
-        except Exception as problem:  # noqa: BLE001  # every error becomes an answer
+        except Exception as problem:  # noqa: BLE001 - every error becomes an answer
             error, detail = explain(problem)
             detail += self._hint(error)
             if self._closed:  # during the fetch: aiohttp may raise anything then
@@ -136,20 +126,17 @@ class MetricsClient:
         return Answer(None, error, detail[:_MAX_DETAIL], clock() - start)
 
     def _hint(self, error: str) -> str:
-        """Explains an error from this target's settings, as an addition to its detail."""
+        """Explain an error from this target's settings, as an addition to its detail."""
         if error == "timeout":
             return f" (within {self._timeout:g} s)"
-        if (
-            error == "connection_reset"
-            and self._target.url.startswith("https:")
-            and not self._target.tls.cert_file
-        ):
-            # Servers made with asyncio, such as vLLM's, close without a TLS alert.
+        without_certificate = self._target.url.startswith("https:") and not self._target.tls.cert_file
+        if error == "connection_reset" and without_certificate:
+            # Servers that use asyncio, such as vLLM's, close without a TLS alert.
             return " (perhaps it wants a client certificate)"
         return ""
 
     async def _get(self, path: str | None) -> tuple[bytes, str]:
-        """GETs the metrics, or another ``path``, following redirects within the origin."""
+        """GET the metrics, or another ``path``, following redirects within the origin."""
         session, url = self._opened or self._open()
         token = self._token_file
         headers = {} if token is None else {"Authorization": _bearer(token.read())}
@@ -165,15 +152,15 @@ class MetricsClient:
                     return await self._read(response), response.headers.get("Content-Type", "")
                 location = response.headers.get("Location") if status in _REDIRECTS else None
             if location is None:
-                raise RefusedError(f"http_{status}", _status_detail(status))
+                # The standard's words: the server's own might repeat a secret.
+                raise RefusedError(f"http_{status}", f"HTTP {status} {responses.get(status, '')}".rstrip())
             url = _resolve(url, location)
         raise RefusedError("redirect", f"more than {_MAX_REDIRECTS} redirects")
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Reads and decodes the body, without holding much more than the limit."""
+        """Read and decode the body, without holding much more than the limit."""
         left = self._limit
-        announced = response.content_length
-        if announced is not None and announced > left:
+        if (response.content_length or 0) > left:
             raise _too_large(self._limit)
         pieces = []
         read = response.content.readany
@@ -184,8 +171,8 @@ class MetricsClient:
                     raise _too_large(self._limit)
                 pieces.append(piece)
         except asyncio.CancelledError as exc:
-            # aiohttp closes the connection after a malformed chunk without an error for the body's reader,
-            # which then times out: give the time-out its true cause.
+            # After a malformed chunk aiohttp closes the connection without an error for the body's reader,
+            # which then times out: name the true cause.
             if _lost(response):
                 raise exc from aiohttp.ClientPayloadError("malformed chunk")
             raise
@@ -194,7 +181,7 @@ class MetricsClient:
         return body if encoding is None else _decode(body, encoding, self._limit)
 
     def _open(self) -> tuple[aiohttp.ClientSession, URL]:
-        """Makes the session and its URL, with everything that stays the same from fetch to fetch."""
+        """Create the session and its URL, with everything that stays the same from fetch to fetch."""
         if self._closed:
             raise RefusedError("unreachable", _CLOSED)
         url, headers = _bare(self._target.url), _fixed_headers(self._target)
@@ -217,7 +204,7 @@ class MetricsClient:
 
 
 def _bearer(token: str) -> str:
-    """Build the header's value."""
+    """Return the header's value."""
     token = token.strip()
     if not token:
         raise RefusedError("protocol", "the bearer token is empty")
@@ -227,7 +214,7 @@ def _bearer(token: str) -> str:
 
 
 def _fixed_headers(target: TargetConfig) -> CIMultiDict[str]:
-    """Collects the headers of every request; the operator's own override the defaults."""
+    """Return the headers of every request; the operator's own override the defaults."""
     headers = CIMultiDict(
         {
             "Accept": _ACCEPT_METRICS,
@@ -248,7 +235,7 @@ def _fixed_headers(target: TargetConfig) -> CIMultiDict[str]:
 
 
 def _bare(url: str) -> URL:
-    """Parses the target's URL without its credentials, which go into a header."""
+    """Parse the target's URL without its credentials, which go into a header."""
     try:
         bare = URL(url).with_user(None)
     except ValueError:
@@ -259,7 +246,7 @@ def _bare(url: str) -> URL:
 
 
 def _connector(url: URL, target: TargetConfig) -> aiohttp.BaseConnector:
-    """Makes the connector that holds at most one connection."""
+    """Return a connector that holds at most one connection."""
     secure = url.scheme == "https"
     if target.unix_socket is not None:
         if secure:
@@ -270,7 +257,7 @@ def _connector(url: URL, target: TargetConfig) -> aiohttp.BaseConnector:
 
 
 def _resolve(base: URL, reference: str) -> URL:
-    """Resolves a redirect's target or a path, which must lie within the origin of ``base``."""
+    """Resolve a redirect's target or a path, which must lie within the origin of ``base``."""
     try:
         url = base.join(URL(reference)).with_user(None)
         origin = url.origin()
@@ -283,7 +270,7 @@ def _resolve(base: URL, reference: str) -> URL:
 
 
 def _lost(response: aiohttp.ClientResponse) -> bool:
-    """Returns whether the connection was lost before the end of the body."""
+    """Return whether the connection was lost before the end of the body."""
     connection = response.connection
     protocol = connection.protocol if connection is not None else None
     return protocol is not None and not protocol.is_connected()
@@ -293,16 +280,8 @@ def _too_large(limit: int) -> RefusedError:
     return RefusedError("body_too_large", f"the body is larger than {limit} bytes")
 
 
-def _status_detail(status: int) -> str:
-    """Names a status in the standard's words: the server's own might repeat a secret."""
-    try:
-        return f"HTTP {status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return f"HTTP {status}"
-
-
 def _decode(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompresses gzip or zlib, up to the limit."""
+    """Decompress gzip or zlib, up to the limit."""
     name = encoding.strip().lower()
     if name in {"", "identity"}:
         return body

@@ -2,24 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, Self
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from exporter.config import PollConfig, TargetConfig
-from exporter.vllm.answers import (
-    MODELS,
-    NO_ANSWERS,
-    SERVER_INFO,
-    VERSION,
-    ServerAnswers,
-    read_models,
-    read_server_info,
-    read_version,
-    to_header,
-)
-from exporter.vllm.client import JsonAnswer, MetricsClient
+from exporter.vllm.answers import MODELS, NO_ANSWERS, SERVER_INFO, VERSION, from_header, to_header
+from exporter.vllm.client import MetricsClient
 
 __all__ = ["Prober", "base_of", "header_of"]
 
@@ -34,42 +24,13 @@ TRIES: Final = 3
 _FINAL_ERRORS: Final = frozenset({"body_too_large", "protocol", "redirect"})
 
 
-class Asker(Protocol):
-    """The client that asks: `exporter.vllm.client.MetricsClient`, or a test's stand-in."""
-
-    async def get_json(self, path: str) -> JsonAnswer:
-        """Send one GET; raises nothing."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """One endpoint: the field of `ServerAnswers`, its path, and the reader of its answer."""
-
-    field: str
-    path: str
-    read: Callable[[object], Any]
-
-
-# The slow one last.
-_ENDPOINTS: Final = (
-    _Endpoint("version", VERSION, read_version),
-    _Endpoint("models", MODELS, read_models),
-    _Endpoint("server_info", SERVER_INFO, read_server_info),
-)
-
-
 def base_of(url: str) -> str:
-    """The path under which a server's endpoints lie: ``/`` for ``/metrics``, ``/a/`` for ``/a/metrics``."""
+    """Return the path above a server's endpoints: ``/`` for ``/metrics``, ``/a/`` for ``/a/metrics``."""
     above = urlsplit(url).path.strip("/").rpartition("/")[0]
     return f"/{above}/" if above else "/"
 
 
-async def header_of(client: Asker) -> dict[str, Any]:
+async def header_of(client: MetricsClient) -> dict[str, Any]:
     """Ask a server the quick questions, for the header of a recording.
 
     Returns:
@@ -80,7 +41,7 @@ async def header_of(client: Asker) -> dict[str, Any]:
     if version.error is not None and not version.error.startswith("http_"):
         return {}  # the server is down or busy: the metrics matter more
     models = await client.get_json(MODELS.lstrip("/"))
-    return to_header(ServerAnswers({}, read_models(models.value), read_version(version.value)))
+    return to_header(from_header({VERSION: version.value, MODELS: models.value}))
 
 
 class Prober:
@@ -92,7 +53,7 @@ class Prober:
         answers: those of this start of the server so far.
     """
 
-    def __init__(self, client: Asker, base: str = "/", name: str = "") -> None:
+    def __init__(self, client: MetricsClient, base: str = "/", name: str = "") -> None:
         """Begin with nothing known.
 
         Args:
@@ -105,14 +66,14 @@ class Prober:
         self._client = client
         self._base = base
         self._start: Hashable = None
-        self._open: tuple[_Endpoint, ...] = ()
+        self._open: tuple[str, ...] = ()  # the paths without a final answer
         self._tries = 0
         self._polls = 0
         self._due = asyncio.Event()
 
     @classmethod
     def for_target(cls, target: TargetConfig, poll: PollConfig, name: str = "") -> Self:
-        """Make one with a patient client for the target; opens no connection yet."""
+        """Return a prober with a patient client for the target; opens no connection yet."""
         patient = replace(poll, timeout=max(poll.timeout, PATIENCE_SECONDS))
         return cls(MetricsClient(target, patient), base_of(target.url), name)
 
@@ -124,8 +85,8 @@ class Prober:
         """
         if start != self._start:
             self._start = start
-            self.answers = NO_ANSWERS  # it may have been started with other flags
-            self._open = _ENDPOINTS
+            self.answers = NO_ANSWERS  # its flags may have changed
+            self._open = (VERSION, MODELS, SERVER_INFO)  # the slow one last
             self._tries = TRIES
             self._polls = 0
             self._due.set()
@@ -135,26 +96,25 @@ class Prober:
                 self._polls = 0
                 self._due.set()
 
-    async def refresh(self) -> ServerAnswers:
+    async def refresh(self) -> None:
         """Ask the questions that are still open. Raises nothing but CancelledError."""
         start = self._start
         self._tries -= 1
-        for endpoint in self._open:
-            answer = await self._client.get_json(self._base + endpoint.path.lstrip("/"))
+        for path in self._open:
+            value, error = await self._client.get_json(self._base + path.lstrip("/"))
             if start != self._start:  # the answer is from before a restart
                 break
-            if _is_final(answer.error):
-                self._open = tuple(other for other in self._open if other is not endpoint)
-                value = endpoint.read(answer.value if answer.error is None else None)
-                self.answers = replace(self.answers, **{endpoint.field: value})
-        return self.answers
+            if error is None or error.startswith("http_4") or error in _FINAL_ERRORS:
+                self._open = tuple(other for other in self._open if other != path)
+                self.answers = from_header({**to_header(self.answers), path: value})
 
     async def run(self) -> None:
         """Ask whenever questions are due, until cancelled. Raises nothing but CancelledError."""
         while True:
             await self._due.wait()
             self._due.clear()
-            answers = await self.refresh()
+            await self.refresh()
+            answers = self.answers
             known = ",".join(sorted({*answers.models, *answers.server_info})) or "none"
             version = answers.version or "unknown"
             log.info("server configuration read version=%s facts=%s%s", version, known, self._log_suffix)
@@ -162,7 +122,3 @@ class Prober:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.close()
-
-
-def _is_final(error: str | None) -> bool:
-    return error is None or error.startswith("http_4") or error in _FINAL_ERRORS

@@ -18,11 +18,13 @@ import math
 import os
 import reprlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NoReturn, TypeVar
+from typing import Any, BinaryIO, Final, NoReturn
 
 from exporter.config import as_number
 
@@ -32,8 +34,7 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 _MOST_SECONDS: Final = 1e12  # unix milliseconds fit in, and the difference of two times is finite
 _GZIP_WBITS: Final = 31  # zlib's code for: with gzip's header and check sum
 _BLOCK: Final = 64 * 1024
-# A body of 8 MiB, the largest of a poll, with each of its bytes escaped. It bounds the memory that a file
-# without newlines can take.
+# A poll's largest body, 8 MiB, with each byte escaped: the bound on memory for a file without newlines.
 _LONGEST_LINE: Final = 56 * 1024 * 1024
 
 
@@ -95,39 +96,30 @@ class Poll:
             )
 
 
-_Line = TypeVar("_Line", Header, Poll)
-
 # ---- reading
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Header | Poll]:
     """Yield a recording's header, then its polls, without holding the whole file in memory.
 
-    A blank line is skipped, an unknown key ignored.
+    Blank lines and unknown keys are ignored.
 
     Raises:
         RecordingError: after everything readable, if the file is cut off, broken or has another form.
         OSError: the file itself cannot be opened or read (raised at the first `next`).
     """
     with Path(path).open("rb") as file:
-        before = -math.inf
-        header_read = False
+        before: float | None = None  # the time of the previous poll
         for number, line in _lines(file):
-            if not header_read:
-                yield _header(number, _object(number, line))
-                header_read = True
-            else:
-                poll = _poll(number, _object(number, line))
-                if poll.t < before:
-                    raise RecordingError(number, f"expected a t of {before} or more, got {poll.t}")
-                before = poll.t
-                yield poll
-        if not header_read:
+            try:
+                row = _object(line)
+                value = _header(row) if before is None else _poll(row, before)
+            except ValueError as error:
+                raise RecordingError(number, str(error)) from None
+            before = value.t if isinstance(value, Poll) else -math.inf
+            yield value
+        if before is None:
             raise RecordingError(1, "expected a recording's header, got an empty file")
-
-
-class _UnreadableError(Exception):
-    """The compressed data ends or breaks here; the text says how."""
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -148,124 +140,110 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             length += len(rest)
             if length > _LONGEST_LINE:
                 raise RecordingError(number, f"expected at most {_LONGEST_LINE} bytes, got more")
-    except _UnreadableError as error:
+    except EOFError as error:
         raise RecordingError(number, f"expected the rest of the gzip file, got {error}") from None
     if (line := b"".join(parts)).strip():
         yield number, line
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the file's text in blocks of bounded size, unzipped if it begins as gzip does."""
-    block = file.read(_BLOCK)
-    if block.startswith(_GZIP_MAGIC):
-        yield from _unzipped(file, block)
-        return
-    while block:
-        yield block
-        block = file.read(_BLOCK)
+    """Return the file's text in blocks of bounded size, unzipped if it begins as gzip does."""
+    blocks = iter(partial(file.read, _BLOCK), b"")
+    first = next(blocks, b"")
+    blocks = chain([first], blocks)
+    return _unzipped(blocks) if first.startswith(_GZIP_MAGIC) else blocks
 
 
-def _unzipped(file: BinaryIO, block: bytes) -> Iterator[bytes]:
+def _unzipped(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the text of all members of a gzip file, up to the byte at which it is cut off or broken.
 
     (`gzip.GzipFile` drops what it had unzipped of the block in which it meets an error.)
+
+    Raises:
+        EOFError: at that byte; the message says how the data ends.
     """
     inflater = zlib.decompressobj(_GZIP_WBITS)
-    while block:
-        while block:
+    for block in blocks:
+        rest = block
+        while rest:
             if inflater.eof:
-                block = block.lstrip(b"\0")  # padding between and after members is allowed
-                inflater = zlib.decompressobj(_GZIP_WBITS) if block else inflater
+                rest = rest.lstrip(b"\0")  # padding between and after members is allowed
+                inflater = zlib.decompressobj(_GZIP_WBITS) if rest else inflater
                 continue
             checkpoint = inflater.copy()
             try:
-                text = inflater.decompress(block, _BLOCK)
+                text = inflater.decompress(rest, _BLOCK)
             except zlib.error as error:
-                yield from _salvaged(checkpoint.decompress, block)
-                raise _UnreadableError(f"broken data ({error})") from None
+                with suppress(zlib.error):
+                    for at in range(len(rest)):
+                        yield checkpoint.decompress(rest[at : at + 1])
+                raise EOFError(f"broken data ({error})") from None
             yield text
-            block = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
-        block = file.read(_BLOCK)
+            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
     with suppress(zlib.error):
         yield inflater.flush()  # the text that the bound on the last block's size held back
     if not inflater.eof:
-        raise _UnreadableError("its end: the file is cut off")
+        raise EOFError("its end: the file is cut off")
 
 
-def _salvaged(decompress: Callable[[bytes], bytes], block: bytes) -> Iterator[bytes]:
-    """Yield what can be unzipped of a block that breaks somewhere."""
-    with suppress(zlib.error):
-        for position in range(len(block)):
-            yield decompress(block[position : position + 1])
-
-
-def _object(number: int, line: bytes) -> dict[str, Any]:
+def _object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
-    except json.JSONDecodeError as error:  # its own text would name "line 1"
-        why = f"{error.msg.lower()} at character {error.pos}"
-        raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(line)} ({why})") from None
     except (ValueError, RecursionError) as error:
-        raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(line)} ({error})") from None
-    if not isinstance(value, dict):
-        raise RecordingError(number, f"expected a JSON object, got {reprlib.repr(value)}")
-    return value
+        why: object = error
+        if isinstance(error, json.JSONDecodeError):  # its own text would name "line 1"
+            why = f"{error.msg.lower()} at character {error.pos}"
+        raise ValueError(f"expected a JSON object, got {reprlib.repr(line)} ({why})") from None
+    if isinstance(value, dict):
+        return value
+    raise ValueError(f"expected a JSON object, got {reprlib.repr(value)}")
 
 
 def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def _header(number: int, row: dict[str, Any]) -> Header:
+def _header(row: dict[str, Any]) -> Header:
     if "case" not in row:
-        raise RecordingError(number, f"expected a recording's header with a case, got {reprlib.repr(row)}")
-    return _checked(
-        number,
-        Header,
-        case=_of_type(number, row, "case", str, "a text"),
-        interval=_number(number, row, "interval"),
-        config=_of_type(number, row, "config", Mapping, "an object", {}),
-        probes=_of_type(number, row, "probes", Mapping, "an object", {}),
+        raise ValueError(f"expected a recording's header with a case, got {reprlib.repr(row)}")
+    return Header(
+        case=_of_type(row, "case", str, "a text"),
+        interval=_number(row, "interval"),
+        config=_of_type(row, "config", Mapping, "an object", {}),
+        probes=_of_type(row, "probes", Mapping, "an object", {}),
     )
 
 
-def _poll(number: int, row: dict[str, Any]) -> Poll:
-    body = _of_type(number, row, "body", str | None, "a text")
+def _poll(row: dict[str, Any], earliest: float) -> Poll:
+    body = _of_type(row, "body", str | None, "a text")
     try:
         encoded = None if body is None else body.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise RecordingError(number, "expected a body that stands for bytes, got a stray surrogate") from None
-    return _checked(
-        number,
-        Poll,
-        t=_number(number, row, "t"),
+        raise ValueError("expected a body that stands for bytes, got a stray surrogate") from None
+    poll = Poll(
+        t=_number(row, "t"),
         body=encoded,
-        error=_of_type(number, row, "error", str | None, "a text"),
-        content_type=_of_type(number, row, "content_type", str, "a text", ""),
+        error=_of_type(row, "error", str | None, "a text"),
+        content_type=_of_type(row, "content_type", str, "a text", ""),
     )
+    if poll.t < earliest:
+        raise ValueError(f"expected a t of {earliest} or more, got {poll.t}")
+    return poll
 
 
-def _of_type(number: int, row: dict[str, Any], key: str, kind: Any, wanted: str, default: Any = None) -> Any:
+def _of_type(row: dict[str, Any], key: str, kind: Any, wanted: str, default: Any = None) -> Any:
     value = row.get(key, default)
-    if not isinstance(value, kind):
-        raise RecordingError(number, f"expected {wanted} as {key}, got {reprlib.repr(value)}")
-    return value
+    if isinstance(value, kind):
+        return value
+    raise ValueError(f"expected {wanted} as {key}, got {reprlib.repr(value)}")
 
 
-def _number(number: int, row: dict[str, Any], key: str) -> float:
+def _number(row: dict[str, Any], key: str) -> float:
     value = as_number(row.get(key))
     if value is not None:
         with suppress(OverflowError):
             return float(value)
-    raise RecordingError(number, f"expected a number as {key}, got {reprlib.repr(row.get(key))}")
-
-
-def _checked(number: int, kind: Callable[..., _Line], **fields: Any) -> _Line:
-    """Build the value; an error of its own check names the line."""
-    try:
-        return kind(**fields)
-    except ValueError as error:
-        raise RecordingError(number, str(error)) from None
+    raise ValueError(f"expected a number as {key}, got {reprlib.repr(row.get(key))}")
 
 
 # ---- writing
@@ -274,9 +252,9 @@ def _checked(number: int, kind: Callable[..., _Line], **fields: Any) -> _Line:
 class Writer(AbstractContextManager["Writer"]):
     """Writes a recording; gzipped if the path ends in `.gz`.
 
-    Every line is a gzip member of its own and is passed to the operating system at once: a file whose writer
-    was killed holds every poll written so far, at worst followed by one cut-off member. (This costs 4 % in
-    size.) The file holds nothing about the machine except what the caller passes: no path, no time.
+    Every line is a gzip member of its own and is passed to the operating system at once: the file of a killed
+    writer holds every poll so far, at worst followed by one cut-off member. (This costs 4 % in size.) The
+    file holds nothing about the machine except what the caller passes: no path, no time.
 
     Args:
         path: of the new file.
@@ -285,19 +263,13 @@ class Writer(AbstractContextManager["Writer"]):
 
     Raises:
         FileExistsError: the file exists, and `force` is false.
-        OSError: the file cannot be made; `write` raises it when the disk is full.
+        OSError: the file cannot be created; `write` raises it when the disk is full.
     """
 
     def __init__(self, path: str | os.PathLike[str], header: Header, *, force: bool = False) -> None:
-        self._pack = _gzipped if str(path).endswith(".gz") else bytes
-        first = _line(
-            {
-                "case": header.case,
-                "interval": header.interval,
-                "config": dict(header.config),
-                "probes": dict(header.probes),
-            },
-        )
+        self._gzip = str(path).endswith(".gz")
+        row = {"case": header.case, "interval": header.interval}
+        first = self._encode(row | {"config": dict(header.config), "probes": dict(header.probes)})
         # Unbuffered: after a failed write close() has nothing left to write again.
         self._file = Path(path).open("wb" if force else "xb", buffering=0)  # noqa: SIM115 - until close()
         try:
@@ -315,7 +287,7 @@ class Writer(AbstractContextManager["Writer"]):
             row["body"] = poll.body.decode("utf-8", "surrogateescape")
         if poll.content_type:
             row["content_type"] = poll.content_type
-        self._put(_line(row))
+        self._put(self._encode(row))
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -324,15 +296,11 @@ class Writer(AbstractContextManager["Writer"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _encode(self, row: dict[str, Any]) -> bytes:
+        line = json.dumps(row, allow_nan=False).encode("ascii") + b"\n"
+        return gzip.compress(line, 9, mtime=0) if self._gzip else line
+
     def _put(self, line: bytes) -> None:
-        rest = memoryview(self._pack(line))
+        rest = memoryview(line)
         while rest:
             rest = rest[self._file.write(rest) :]
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    return json.dumps(row, allow_nan=False).encode("ascii") + b"\n"
-
-
-def _gzipped(line: bytes) -> bytes:
-    return gzip.compress(line, 9, mtime=0)

@@ -253,8 +253,9 @@ def test_a_slow_answer_holds_nothing_up():
 def test_refresh_without_a_start_asks_nothing():
     """Nobody has seen the server yet."""
     asked = Asked()
-    assert asyncio.run(Prober(asked).refresh()) == ServerAnswers()
-    assert asked.paths == []
+    prober = Prober(asked)
+    asyncio.run(prober.refresh())
+    assert (prober.answers, asked.paths) == (ServerAnswers(), [])
 
 
 def test_the_client_of_a_prober_is_patient():
