@@ -1,7 +1,7 @@
-"""Keeps an engine's own normal: tokens per second and inter-token latency, in slices of its recent past.
+"""Keeps an engine's normal tokens per second and inter-token latency, from slices of its recent past.
 
-Pure. Harm is judged against what the same engine did before, never against a constant that fits another
-GPU or model.
+Pure. Harm is judged against the past of the same engine, never against a constant that fits another GPU or
+model.
 """
 
 import math
@@ -19,10 +19,10 @@ KEEP_SLICES: Final = 150  # fifty minutes
 KEEP_PACES: Final = 16
 LEVEL_SECONDS: Final = 1200.0
 LEAST_CALM: Final = 2
-# A slice shows how many requests fit only if they used the cache well.
+# Only a slice with at least this KV usage shows how many requests fit.
 CALM_KV: Final = 0.5
 LEAST_BUSY: Final = 3
-# Latency is compared with slices of about the same load, of which there must be this many.
+# Latency is compared with older slices of about the same load; at least this many are needed.
 LATENCY_MARGIN_SECONDS: Final = 90.0
 LEAST_LIKE: Final = 12
 _LIKE_RUNNING: Final = 0.3
@@ -43,7 +43,7 @@ class Slice(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Seconds per token in a slice, and normally at such a load."""
+    """Seconds per token in a slice, and the normal value at its load."""
 
     at: float
     seconds: float
@@ -51,7 +51,7 @@ class Pace(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """Seconds / normal."""
+        """Return seconds / normal."""
         return self.seconds / self.normal
 
 
@@ -59,8 +59,8 @@ class Baseline:
     """Keeps the slices of one engine.
 
     Attributes:
-        level: tokens per second at work without preemption (with it, if there was no other time); None before
-            enough was seen.
+        level: tokens per second at work without preemption (with it, if there was no other time); None while
+            there are too few slices.
         level_requests: running requests at that level.
     """
 
@@ -113,8 +113,8 @@ class Baseline:
     def latency(self, running: float, kv_usage: float, prompt_rate: float) -> float | None:
         """Return the normal inter-token latency in seconds at about this load.
 
-        None where that load was not seen for some minutes. The lower quartile, so that 15 slow minutes do not
-        become normal.
+        It is the lower quartile, so that 15 slow minutes do not become normal. None if there were only a few
+        minutes of such a load.
         """
         if not self._slices:
             return None
@@ -131,7 +131,7 @@ class Baseline:
         return like[len(like) // 4] if len(like) >= LEAST_LIKE else None
 
     def calm_running(self) -> int:
-        """Return the most requests that ran on average in a slice without a preemption."""
+        """Return the highest mean number of running requests in a slice without preemption."""
         calm = [
             each.running
             for each in self._slices
@@ -140,7 +140,7 @@ class Baseline:
         return int(max(calm, default=0.0))
 
     def paces(self, since: float) -> Sequence[Pace]:
-        """Return the pace of the slices since a time, as far as their load was seen before."""
+        """Return the paces since a time; slices whose load was new have none."""
         return [pace for pace in self._paces if pace.at >= since]
 
 

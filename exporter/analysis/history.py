@@ -30,7 +30,7 @@ COUNTERS: Final = (
 # fmt: on
 # Upper bounds of the histogram of polled KV usage.
 KV_BOUNDS: Final = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
-# A change of any of these is a sign of work; in a long prefill only the KV usage changes.
+# A change of any of these is a sign of work. (In a long prefill only the KV usage changes.)
 PROGRESS: Final = ("engine_steps", "prompt_tokens", "generation_tokens")
 
 KEEP_SECONDS: Final = 660.0  # ten minutes for the longest window and for the page, with a margin
@@ -39,13 +39,13 @@ MINUTE: Final = 60.0
 # A fall of running with a rise of waiting counts as preemption only if KV was this full this recently.
 INFER_KV_FULL: Final = 0.9
 INFER_KV_SECONDS: Final = 10.0
-# Between polls further apart than this too much may have happened.
+# Between polls further apart than this nothing is inferred.
 INFER_GAP_SECONDS: Final = 5.0
 # A mass preemption sends back at least this many, and this share, of the running requests at once.
 MASS_LEAST: Final = 4.0
 MASS_SHARE: Final = 0.5
 KEEP_FALLS: Final = 64
-# No real engine counts this far; sums of a hostile server's values must not end at infinity.
+# No real engine counts this far; sums of a hostile server's values must stay finite.
 MOST_COUNTED: Final = 1e18
 # Sums of whole numbers below this have no rounding errors.
 _EXACT: Final = 2.0**53
@@ -125,20 +125,20 @@ class History:
             t: time of the response.
             snapshot: the engine's part of the body.
             start_time: start of the server process, where the body has it.
-            whole: whether the body is complete; a counter that a truncated body lacks is not one that
-                vLLM creates later.
+            whole: whether the body is complete; if not, a counter may be missing only because of the
+                truncation.
         """
         values = snapshot.values
         if self.snapshot is None:
             self.moved_at = self.worked_at = t
-        # Each counter has its own time of creation; in a truncated body it may be that of another one.
+        # Each counter has its own creation time; a truncated body may have only that of another counter.
         origin = start_time if start_time is not None or not whole else values.get("created")
         step = self.sources.step(t, origin, self._last, values)
         mixed = self.sources.by_turns(t)
         self._begin(t, step, mixed=mixed, whole=whole)
         self._count(values, mixed=mixed)
         if step != "same" or mixed or _asleep(values):
-            self.moved_at = t  # data of another source proves no standstill
+            self.moved_at = t  # a body of another source, or a sleeping engine, does not prove a standstill
         elif self.snapshot is not None:
             self.inferred += self._inferred(t, values)
             self._note_progress(t, values)
@@ -156,7 +156,7 @@ class History:
         """Reset what a new process, the end of a mixture or the first complete body makes invalid."""
         if step == "returned":
             self._last = dict(self.sources.resumed)
-            self.restart = None  # the last one was no restart but the first turn
+            self.restart = None  # it was not a restart but the first turn
         elif step == "new":
             self._last = {}  # the new process counts from zero
             self.prompt_lengths, self.output_lengths = LengthWindow(), LengthWindow()
@@ -246,8 +246,8 @@ class History:
     def _inferred(self, t: float, values: Mapping[str, float]) -> float:
         """Estimate the preemptions between the last poll and this one from the gauges.
 
-        The fall of running that finished requests do not explain, at most the rise of waiting, and only if
-        KV was full a moment ago: otherwise clients that give up and retry look the same.
+        It is the fall of running without the finished requests, at most the rise of waiting, and 0 unless KV
+        was full a moment ago: clients that give up and retry look the same.
         """
         running, waiting = self.columns["requests_running"][-1], self.columns["requests_waiting"][-1]
         fell = running - values.get("requests_running", _NAN)
@@ -287,7 +287,7 @@ class History:
     def first_index_since(self, at: float) -> int:
         """Return the index of the first poll at or after `at`, else of the last poll.
 
-        For gauges, which prove nothing about the time before their poll. Windows of counters start at
+        Use it for gauges, which say nothing about the time before their poll. Windows of counters start at
         `window_start`, so that an increase between two polls far apart is not lost.
         """
         return min(len(self.times) - 1, max(self._begin_index, bisect_left(self.times, at)))
@@ -314,7 +314,7 @@ class History:
         known = self._known(name, start)
         if not known:
             return None
-        # Mostly all of them or none; the extremes show that at a third of the cost.
+        # Usually it is all of them or none, which the extremes show at a third of the cost.
         if min(known) >= least:
             return 1.0
         if max(known) < least:
@@ -335,7 +335,7 @@ class History:
     def increase(self, name: str, start: int) -> float | None:
         """Return the increase of a counter since a window's start; None if unknown.
 
-        A counter that appeared after the engine did started at zero.
+        A counter that appeared after its engine started at zero.
         """
         column = self.columns[name]
         now = column[-1]

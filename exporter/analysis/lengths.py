@@ -27,19 +27,19 @@ class LengthHistogram:
 
     @property
     def mean(self) -> float | None:
-        """Mean length in tokens; None without requests."""
+        """Return the mean length in tokens; None without requests."""
         return self.total / self.count if self.total is not None and self.count > 0 else None
 
     @property
     def detailed(self) -> bool:
-        """Whether there is more than the one bucket that has everything."""
+        """Return whether there are more buckets than the one without a bound."""
         return len(self.buckets) > 1
 
     def quantile(self, share: float) -> float | None:
         """Return the length that `share` of the requests do not exceed: the upper bound of its bucket.
 
-        An interpolation would be wrong: the question is whether such a request fits. None without requests
-        or where the length is in the bucket without a bound.
+        It does not interpolate: the caller asks whether such a request fits. None without requests, or if the
+        length is in the bucket without a bound.
         """
         if self.count <= 0:
             return None
@@ -83,7 +83,7 @@ class LengthWindow:
     def _between(self, base: Buckets, base_sum: float | None) -> LengthHistogram:
         now = self._now
         bounds = sorted(now)
-        # Made cumulative whatever a server prints: a bucket below the previous one is empty.
+        # A server may print a bucket below the previous one: it counts as empty.
         below = list(accumulate((now[bound] - base.get(bound, 0.0) for bound in bounds), max, initial=0.0))
         inside = map(sub, below[1:], below)
         total = None if self._sum is None or base_sum is None else max(0.0, self._sum - base_sum)

@@ -1,8 +1,8 @@
 """Distinguishes a new process behind an address from two sources that alternate.
 
 Pure: time is a parameter. A load balancer in front of several pods, or several API processes that
-share a port but not their counters, make counters fall and rise again; no rate of such a mixture is
-meaningful. A restart makes them fall once, and they grow from there.
+share a port but not their counters, make counters fall and rise again; rates of such a mixture are
+meaningless. A restart makes them fall once, and they grow from there.
 """
 
 import math
@@ -15,12 +15,12 @@ __all__ = ["Restart", "SourceWatch", "Step"]
 # Two sources are assumed for this long after they last alternated.
 TURNS_SECONDS: Final = 60.0
 _REMEMBERED_SOURCES: Final = 8
-# A server needs longer than this to start, so counters that fall after a gap in the polls that is this long,
-# and unusual for this target, were reset by a restart.
+# A server needs longer than this to start. Counters that fall after a gap in the polls that is this long, and
+# unusual for this target, were reset by a restart.
 _ABSENCE_SECONDS: Final = 5.0
 _ABSENCE_GAPS: Final = 3.0
-# Counters that every working engine increases. If fewer than half of them fall, only those counters are at
-# fault.
+# Counters that every working engine increases. If fewer than half of them fall, it is no restart: these are
+# broken.
 _WITNESSES: Final = ("engine_steps", "prompt_tokens", "generation_tokens", "requests_finished")
 
 Counters = Mapping[str, float]
@@ -48,8 +48,8 @@ class Restart:
 class SourceWatch:
     """Watches which process an engine's bodies come from.
 
-    Two kinds of evidence. Where the body has the start of its process (or of its counters), a process that
-    comes back after another one proves two sources. Without it, a body that continues the counters of a
+    There are two kinds of evidence. If bodies have the start of their process (or of its counters), a process
+    that returns after another one proves two sources. Otherwise a body that continues the counters of a
     source that was left a moment ago is a turn, and two turns within a minute are the proof.
 
     Attributes:
@@ -72,7 +72,7 @@ class SourceWatch:
     _gap: float = math.inf
 
     def by_turns(self, t: float) -> bool:
-        """Whether two sources have alternated within the last minute."""
+        """Return whether two sources have alternated within the last minute."""
         return t - self._by_turns_at <= TURNS_SECONDS
 
     def step(self, t: float, origin: float | None, last: Counters, new: Counters) -> Step:
@@ -154,7 +154,7 @@ class SourceWatch:
         return max(sources, key=_progress, default=None)
 
     def _jumps(self, last: Counters, source: Counters) -> bool:
-        """Whether the counters would have to jump to reach a source that is ahead.
+        """Return whether the counters would have to jump to reach a source that is ahead.
 
         A growing source overtakes, step by step, the values at which a slower one was left. Only a distance
         larger than any increase between two polls so far cannot be growth.
@@ -172,7 +172,7 @@ class SourceWatch:
 
 
 def _behind(one: Counters, other: Counters) -> bool:
-    """Whether any counter of one source is below that of the other."""
+    """Return whether any counter of one source is below that of the other."""
     return any(one.get(name, 0.0) < other.get(name, 0.0) for name in _WITNESSES)
 
 

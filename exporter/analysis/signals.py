@@ -14,8 +14,9 @@ from exporter.analysis.history import History
 
 __all__ = ["Signals", "Windows", "compute", "stale"]
 
-# An estimate of when the cache is full needs this many polls over this time, all of them at work, and this
-# good a fit to a line: a load that has just started fills the cache with its first prompts.
+# The time until the cache is full is estimated from at least this many polls over this time, all with running
+# requests, and only if they fit a line this well: a load that has just started fills the cache with its first
+# prompts.
 _SLOPE_POLLS: Final = 5
 _SLOPE_SECONDS: Final = 15.0
 _SLOPE_FIT: Final = 0.8
@@ -29,7 +30,7 @@ _Ratio = Callable[[str, str, int], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Lengths of windows in seconds: for rates, for ratios of rare events, and for means of rarer ones."""
+    """Lengths of windows in seconds: for rates, for ratios of rare events, for means of even rarer ones."""
 
     short: float = 60.0
     long: float = 300.0
@@ -72,7 +73,7 @@ class Signals:
     progress_idle_seconds: float | None = None
 
     def known(self) -> dict[str, float]:
-        """The signals that are known, by name."""
+        """Return the known signals by name."""
         return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
 
 
@@ -149,8 +150,8 @@ def stale(signals: Signals) -> Signals:
 def kv_capacity(history: History, engines: int) -> tuple[float | None, bool]:
     """Return the tokens that the KV pool of one engine holds, and whether that is an estimate.
 
-    vLLM prints it since 0.24. Before, it is blocks times block size, without the reserved block; wrong for
-    hybrid models, whose block size is that of the smallest group.
+    vLLM prints it since 0.24. For older releases it is blocks times block size, without the reserved block,
+    which is wrong for hybrid models, whose block size is that of the smallest group.
     """
     cache = history.snapshot.cache if history.snapshot else None
     if cache is None:
@@ -172,7 +173,7 @@ def _inferred(history: History, rate: Callable[[str, int], float | None], start:
 
 
 def _finite(signals: Signals) -> Signals:
-    """Return the signals without infinite ones: a server may print any number, also in labels."""
+    """Replace infinite signals by None: a server may print any number, also in labels."""
     if math.isfinite(sum(filter(None, _values(signals)))):
         return signals
     values: Iterable[tuple[str, float | None]] = zip(NAMES, _values(signals), strict=True)
@@ -186,7 +187,7 @@ def _unknown(*_question: object) -> None:
 
 
 def _first_ratio(ratio: _Ratio, over: str, under: str, starts: tuple[int, ...]) -> float | None:
-    """Return a mean over the first of several windows in which anything was counted."""
+    """Return the mean over the first window in which anything was counted."""
     for start in starts:
         mean = ratio(over, under, start)
         if mean is not None:
@@ -205,7 +206,7 @@ def _hit_ratio(history: History, ratio: _Ratio, starts: tuple[int, ...]) -> floa
 def _recomputed(history: History, start: int, capacity: float | None) -> float | None:
     """Estimate the share of tokens that are computed again: preemptions times the mean context of a victim.
 
-    An upper bound where prefix caching lets a victim find its blocks again.
+    It is an upper bound if prefix caching lets a victim find its blocks again.
     """
     preemptions = history.increase("preemptions", start)
     generated = history.increase("generation_tokens", start)
@@ -245,8 +246,8 @@ def _max_concurrency(history: History, facts: Mapping[str, object], capacity: fl
 def _seconds_to_full(history: History, start: int) -> float | None:
     """Return the seconds until the pool is full, by least squares over the window.
 
-    Known only while requests run, and while usage grows along a line that explains most of its variance; a
-    swinging cache has no such time.
+    None unless requests run and usage grows along a line that explains most of its variance: a cache whose
+    usage swings has no such time.
     """
     times, usages = _at_work(history, start)
     every = max(1, len(times) // _SLOPE_POINTS)
