@@ -18,7 +18,7 @@ __all__ = ["KvContext", "context_per_request", "need", "seats_that_fit"]
 _BLOCK: Final = 16.0
 # The bucket without an upper bound is assumed to reach this far beyond the last one.
 _BEYOND: Final = 1.5
-_FROM_USAGE: Final = "used tokens by running requests"
+_FROM_USAGE: Final = "used tokens / running requests"
 _FROM_LENGTHS: Final = "lengths of finished requests"
 
 

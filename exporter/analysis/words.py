@@ -1,6 +1,6 @@
 """The words of every number that people read: one table for all surfaces.
 
-`SIGNALS` has the names, units, digits and help of the signals and of the evidence beside them. Metrics,
+`SIGNALS` has the names, units, digits and help of the signals, and of evidence and inputs of fixes. Metrics,
 alerts, rules, the page, the terminal and dashboards take their words from here. Pure.
 
     >>> WORDS["requests_waiting"].phrase(6)
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["SIGNALS", "WORDS", "Signal", "number"]
+__all__ = ["SIGNALS", "WORDS", "Signal", "label", "number"]
 
 _UNITS: Final = {"ratio": "%", "seconds": " s"}
 _COARSE_SECONDS: Final = 10.0  # from here on whole seconds are enough
@@ -22,10 +22,10 @@ Unit = Literal["ratio", "seconds", "requests", "tokens", "per_second", "number"]
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One number: a field of `Signals`, or evidence that is no field.
+    """One number: a field of `Signals`, or evidence or an input that is no field.
 
     Attributes:
-        name: the field, metric or evidence name.
+        name: of the field, metric, evidence or input.
         title: as the title of a chart or a panel.
         short: as a column head, or beside the number in a sentence.
         unit: of the value; a ``ratio`` is shown in per cent.
@@ -53,6 +53,11 @@ class Signal:
         """Put a value, or text that stands for one, beside its words: ``KV usage peak 97%``, ``6 waiting``."""
         text = value if isinstance(value, str) else self.format(value)
         return f"{self.short} {text}" if self.unit in {"ratio", "seconds"} else f"{text} {self.short}"
+
+
+def label(name: str) -> str:
+    """Return the title of a number; a name without a row, such as a setting of the server, stays as it is."""
+    return WORDS[name].title if name in WORDS else name
 
 
 def number(name: str, value: float | None) -> str:
@@ -121,10 +126,27 @@ SIGNALS: Final = (
     Signal("progress_idle_seconds", "Time without progress", "no progress for", "seconds", 0,
            "Seconds since engine steps, tokens or KV usage last changed."),
     # Evidence of verdicts that is no signal.
+    Signal("kv_usage", "KV cache usage", "KV usage", "ratio"),
+    Signal("preemptions_in_burst", "Preemptions in the last seconds", "preempted lately", "requests"),
+    Signal("preemptions_inferred", "Inferred preemptions in the last seconds", "inferred preemptions", "requests"),
+    Signal("requests_finished_in_burst", "Finished requests in the last seconds", "finished lately", "requests"),
+    Signal("generation_tokens_in_burst_per_second", "Tokens per second in the last seconds", "tokens/s lately", "per_second"),
+    Signal("generation_tokens", "Generated tokens", "tokens generated", "tokens"),
+    Signal("kv_free_tokens", "Free KV tokens", "free KV tokens", "tokens"),
+    Signal("tokens_per_step", "Tokens per engine step", "tokens per step", "tokens"),
+    Signal("tokens_per_running_request", "Tokens per running request", "tokens per running request", "tokens"),
+    Signal("sleep_weights_offloaded", "Asleep, weights offloaded (1 = yes)", "asleep, weights offloaded", "number"),
+    Signal("sleep_discard_all", "Asleep, weights discarded (1 = yes)", "asleep, weights discarded", "number"),
+    Signal("sources_by_turns", "Several servers answer in turn (1 = yes)", "several servers in turn", "number"),
     Signal("waiting_share", "Share of polls with a queue", "polls with a queue", "ratio"),
     Signal("kv_usage_growth", "Growth of KV cache usage", "KV growth", "ratio", 1),
     Signal("seconds_without_requests", "Time without requests", "without requests for", "seconds"),
     Signal("seconds_since_preemption", "Time since the last preemption", "last preemption before", "seconds"),
     Signal("need_ratio", "KV demand / capacity", "times the KV capacity", "number", 2),
+    # Inputs of fixes that are neither signals nor settings of the server.
+    Signal("held_tokens", "KV tokens per running request", "KV tokens per running request", "tokens"),
+    Signal("held_from", "from", "from", "number"),
+    Signal("output_tokens_mean", "Mean tokens per answer", "tokens per answer", "tokens"),
+    Signal("adapters_waiting", "Waiting LoRA adapters", "waiting adapters", "requests"),
 )  # fmt: skip
 WORDS: Final[Mapping[str, Signal]] = {signal.name: signal for signal in SIGNALS}

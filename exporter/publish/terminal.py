@@ -9,7 +9,7 @@ from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
-from exporter.analysis.words import WORDS, number
+from exporter.analysis.words import WORDS, label, number
 from exporter.publish.status import engine_names
 
 __all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
@@ -117,7 +117,7 @@ def _advice_details(advice: FixAdvice) -> Iterator[str]:
     fix = catalogue.load().fixes[advice.fix]
     yield f"     {fix.action}"
     if advice.gain is not None:
-        inputs = ", ".join(f"{name} {_input(name, value)}" for name, value in advice.inputs.items())
+        inputs = ", ".join(f"{label(name)} {_input(name, value)}" for name, value in advice.inputs.items())
         yield f"     gain {advice.gain:.2f}x{f' from {inputs}' if inputs else ''}"
     for text in (advice.note, advice.missing and f"No number: {advice.missing}."):
         if text:
@@ -135,11 +135,11 @@ def _todo(actions: tuple[str, ...]) -> Iterator[str]:
 
 def _evidence(evidence: Evidence) -> str:
     if evidence.note:
-        return f"{evidence.signal} {evidence.note}"
+        return f"{label(evidence.signal)} {evidence.note}"
     threshold = (
         "" if evidence.threshold is None else f" (threshold {number(evidence.signal, evidence.threshold)})"
     )
-    return f"{evidence.signal} {number(evidence.signal, evidence.value)}{threshold}"
+    return f"{label(evidence.signal)}: {number(evidence.signal, evidence.value)}{threshold}"
 
 
 def _input(name: str, value: float | str) -> str:

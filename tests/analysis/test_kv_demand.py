@@ -57,7 +57,7 @@ def test_what_requests_hold_now_is_the_least_that_they_hold():
     s = after(pool, running=4, kv=0.9, tokens=10, **WORKLOAD)
     held = context_per_request(s)
     assert held.mean == pytest.approx(2250)
-    assert held.source == "used tokens by running requests"
+    assert held.source == "used tokens / running requests"
 
 
 def test_without_lengths_what_is_held_is_what_is_used():

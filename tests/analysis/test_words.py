@@ -1,9 +1,15 @@
 """The words of signals: one row for each, and numbers as people read them."""
 
-from support.scenes import Stage, engine_of
+import ast
+from pathlib import Path
 
+from exporter.analysis import conditions
+from exporter.analysis.conditions.data import NEEDED
 from exporter.analysis.signals import NAMES
 from exporter.analysis.words import SIGNALS, WORDS, number
+from exporter.config.facts import FACTS
+
+CONDITIONS = sorted(Path(conditions.__file__).parent.glob("*.py"))
 
 
 def test_every_signal_has_its_words_once():
@@ -25,8 +31,8 @@ def test_a_number_has_the_digits_and_the_unit_of_its_row():
         ("requests_running", 8.0): "8",
         ("preemptions_per_second", 5.1834): "5.18",
         ("preemptions_per_second", 0.0): "0.00",
-        ("kv_free_tokens", 45123.4): "45123",
-        ("held_tokens", 12.345): "12.3",
+        ("gpu_memory_gib", 45123.4): "45123",
+        ("weights_gib", 12.345): "12.3",
         ("kv_usage_ratio", None): "unknown",
     }
     assert {key: number(*key) for key in expected} == expected
@@ -42,10 +48,29 @@ def test_a_phrase_has_the_value_where_english_wants_it():
     ]
 
 
-def test_every_evidence_with_a_unit_in_its_name_has_a_row():
-    """A ratio without one would be shown as a bare fraction."""
-    stage = Stage(cache={"kv_cache_size_tokens": 100_000}, max_num_seqs=64)
-    stage.play(120, running=20, kv=0.5, tokens=600, finished=1)
-    storm = stage.play(60, running=14, waiting=6, kv=0.98, tokens=250, finished=0.3, preemptions=1.5)
-    shown = {one.signal for reading in storm for one in engine_of(reading).judgement.evidence}
-    assert {name for name in shown if name.endswith(("_ratio", "_share", "_seconds"))} <= WORDS.keys()
+def test_all_evidence_has_a_row_unless_it_is_a_setting():
+    """Without one people would read a name of the program's own."""
+    evidence = {*NEEDED, *(name for path in CONDITIONS for name in _evidence_in(path))}
+    assert "preemptions_in_burst" in evidence
+    assert evidence - WORDS.keys() - FACTS.keys() == set()
+
+
+def _evidence_in(path):
+    """The names in `some(("name", value), ...)`, and those that a constant or a loop holds."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    in_calls = [
+        pair.elts[0]
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "some"
+        for pair in call.args
+    ]
+    held = {node.id for node in in_calls if isinstance(node, ast.Name)}
+    values = [
+        node.value if isinstance(node, ast.AnnAssign) else node.iter
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign | ast.For)
+        and isinstance(node.target, ast.Name)
+        and node.target.id in held
+    ]
+    texts = [text for node in (*in_calls, *values) for text in ast.walk(node)]
+    return {text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)}

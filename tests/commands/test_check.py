@@ -1,13 +1,16 @@
 """``check``: its report, its JSON, and its exit status for monitoring."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 from support.real_recordings import EXHAUSTION, polls, replayed
 from support.servers import Server
 
+from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.fixes import Advice, FixAdvice
 from exporter.commands import check
 from exporter.config import AnalysisConfig
 from exporter.publish.terminal import coloured, plain, report
@@ -66,11 +69,27 @@ def test_a_storm_is_reported_with_evidence_and_ranked_flags(storm):
     """What is wrong, why, what to change and what will not help."""
     text = "\n".join(report(storm))
     assert "preemption thrash (critical)" in text
-    assert "preemptions_per_finished_request" in text
+    assert re.search(r"^  Preemptions per finished request: [0-9.]+ \(threshold 0\.40\)$", text, re.MULTILINE)
+    assert re.search(r"gain [0-9.]+x from KV cache capacity 6400, KV demand / capacity [0-9.]+, ", text)
     assert "1. Let fewer requests run at once   --max-num-seqs" in text
     assert "What will not help" in text
     assert "Compute fewer tokens per step" in text
     assert check.exit_status(storm) == 2
+
+
+def test_a_fix_without_a_flag_shows_its_title_alone(storm):
+    """No dash in the place of the flag; a flag without its number has a placeholder."""
+    engine = next(iter(storm.engines.values()))
+    fixes = catalogue.load().fixes
+    advice = Advice(tuple(FixAdvice(name, flag=fix.flag_with(None)) for name, fix in fixes.items()))
+    lines = list(report(replace(storm, engines={engine.key: replace(engine, advice=advice)})))
+    ranks = {name: f"  {rank}. {fix.title}" for rank, (name, fix) in enumerate(fixes.items(), start=1)}
+    expected = [
+        ranks[name] + (f"   {advised.flag}" if advised.flag else "")
+        for name, advised in zip(fixes, advice.fixes, strict=True)
+    ]
+    assert [line for line in expected if line not in lines] == []
+    assert [line for line in lines if line.endswith("-")] == []
 
 
 def test_colour_is_only_an_addition(storm):

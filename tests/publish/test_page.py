@@ -228,7 +228,7 @@ def test_evidence_that_is_no_number_is_a_word():
     reading = Stage(absent=("kv",)).play(30, running=2, tokens=50, finished=1)[-1]
     evidence = engine_of(reading).judgement.evidence
     assert [each.note for each in evidence] == ["absent"]
-    assert "KV usage absent " in document(reading).text
+    assert "KV cache usage absent " in document(reading).text
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.verdicts import HEALTHY
-from exporter.analysis.words import WORDS, number
+from exporter.analysis.words import WORDS, label, number
 from exporter.publish.page.overview import shown_value
-from exporter.publish.page.text import SEVERITY_WORDS, label, short, title
+from exporter.publish.page.text import SEVERITY_WORDS, short, title
 from exporter.publish.page.timeline import Track
 from exporter.publish.page.view import TargetView, View
 

@@ -6,16 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exporter.analysis import catalogue
-from exporter.analysis.words import number
-from exporter.publish.page.text import (
-    SEVERITY_WORDS,
-    clock_time,
-    counted,
-    label,
-    short,
-    span,
-    title,
-)
+from exporter.analysis.words import label, number
+from exporter.publish.page.text import SEVERITY_WORDS, clock_time, counted, short, span, title
 from exporter.publish.terminal import inert
 
 if TYPE_CHECKING:

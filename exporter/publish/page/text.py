@@ -3,9 +3,9 @@
 from typing import Final
 
 from exporter.analysis.catalogue import Severity
-from exporter.analysis.words import WORDS, number
+from exporter.analysis.words import number
 
-__all__ = ["SEVERITY_WORDS", "clock_time", "counted", "label", "short", "span", "title"]
+__all__ = ["SEVERITY_WORDS", "clock_time", "counted", "short", "span", "title"]
 
 SEVERITY_WORDS: Final = {
     Severity.NONE: "No alarm",
@@ -26,14 +26,9 @@ def clock_time(wall: float) -> str:
 
 
 def title(name: str) -> str:
-    """Turn the name of a verdict, a finding or an input into words."""
+    """Turn the name of a verdict or a finding into words."""
     text = " ".join(_ACRONYMS.get(word, word) for word in name.split("_"))
     return text[:1].upper() + text[1:]
-
-
-def label(name: str) -> str:
-    """Return the title of a signal."""
-    return WORDS[name].title if name in WORDS else title(name)
 
 
 def counted(count: int, word: str) -> str:
