@@ -158,7 +158,7 @@ class _Draw:
             outage=outage,
             jitter=self.pick(0.0, 0.05, 0.3),
             missed=self.pick(0.0, 0.0, 0.0, 0.02),
-            since=self.pick(0.0, 0.0, 0.0, 0.9 * self.calm),
+            since=self.pick(0.0, 0.0, 0.0, 0.0, 0.9 * self.calm, self.calm + 20),
             api_servers=self.pick(1, 1, 1, 2),
         )
 
@@ -199,6 +199,8 @@ _KINDS: Final = {
     "adapters": 4,
     "impatient": 4,
     "skewed": 4,
+    "cold": 4,
+    "pause": 3,
 }
 
 
@@ -219,7 +221,9 @@ def _scenario(drawn: _Draw, seed: int, kind: str) -> Scenario | None:
         dialect = drawn.pick(*DIALECTS)
     prompts, outputs = drawn.lengths(drawn.questions), drawn.lengths(drawn.answers)
     engine = drawn.engine(dialect, prompts, outputs)
-    if kind in ("slow", "stall", "door", "adapters", "restart", "down"):
+    if kind == "cold":
+        engine = replace(engine, num_gpu_blocks=6 * engine.num_gpu_blocks)
+    if kind in ("slow", "stall", "pause", "door", "adapters", "restart", "down"):
         engine = replace(engine, num_gpu_blocks=2 * engine.num_gpu_blocks)
     traffic = _load(drawn, kind, engine, prompts, outputs, seed)
     if traffic is None:
@@ -227,6 +231,13 @@ def _scenario(drawn: _Draw, seed: int, kind: str) -> Scenario | None:
     fault = _fault(drawn, kind)
     longest = max(p.prompts.ranges[-1][1] + p.outputs.ranges[-1][1] for p in traffic.phases)
     engine = replace(engine, max_model_len=max(longest + 16, engine.max_model_len or 0))
+    if kind == "cold":
+        cold = _cold(drawn, engine)
+        if cold is None:
+            return None
+        traffic = replace(traffic, single=(cold,))
+        longest = max(longest, cold.prompt_tokens + cold.output_tokens)
+        engine = replace(engine, max_model_len=max(longest + 16, engine.max_model_len or 0))
     if kind == "unfittable":
         engine, traffic = _unfittable(drawn, engine, traffic)
     traffics = (traffic,)
@@ -257,6 +268,8 @@ _PRESSURE: Final[Mapping[str, tuple[float, float]]] = {
     "adapters": (0.4, 0.9),
     "impatient": (1.3, 3.0),
     "skewed": (1.2, 2.5),
+    "cold": (0.2, 0.7),
+    "pause": (0.2, 0.6),
 }
 
 
@@ -328,6 +341,7 @@ def _requests(calm: Phase, trouble: Phase, capacity: float) -> float:
 _FAULTS: Final[Mapping[str, Callable[[_Draw], Fault]]] = {
     "slow": lambda d: Fault("slow", d.calm, d.log(4, 100)),
     "stall": lambda d: Fault("stall", d.calm + d.even(0, 10)),
+    "pause": lambda d: _pause(d.calm + d.even(0, 10), d.even(8, 50)),
     "leak": lambda d: Fault("leak", d.calm, d.pick(0.7, 0.9, 1.0)),
     "door": lambda d: Fault("door", d.calm),
     "down": lambda d: Fault("down", d.calm),
@@ -337,16 +351,32 @@ _FAULTS: Final[Mapping[str, Callable[[_Draw], Fault]]] = {
 }
 
 
+def _pause(at: float, seconds: float) -> Fault:
+    return Fault("stall", at, until=at + seconds)
+
+
 def _fault(drawn: _Draw, kind: str) -> Fault | None:
     make = _FAULTS.get(kind)
     return None if make is None else make(drawn)
 
 
+def _cold(drawn: _Draw, engine: Engine) -> Request | None:
+    """Draw a prompt that takes whole steps for a while; None if that is too short or too long."""
+    prompt = round(engine.usable_blocks * engine.block_size * drawn.even(0.3, 0.6))
+    step = engine.step_time
+    seconds = prompt * (step.per_token + step.fixed / engine.max_num_batched_tokens) / 1e9
+    if not 15 < seconds < drawn.trouble:
+        return None
+    return Request(0, prompt, 50, arrival=nanoseconds(drawn.calm + drawn.even(0, 20)))
+
+
 def _unfittable(drawn: _Draw, engine: Engine, traffic: Traffic) -> tuple[Engine, Traffic]:
-    """One request that the whole pool cannot hold arrives; the model would take it."""
-    tokens = engine.usable_blocks * engine.block_size
-    prompt = round(tokens * drawn.even(1.05, 1.5))
-    request = Request(0, prompt, 50, arrival=nanoseconds(drawn.calm + 2))
-    return replace(engine, max_model_len=2 * prompt, reserve_full_prompt=True), replace(
+    """One request arrives that the whole pool cannot hold, by its prompt or with its answer."""
+    blocks = engine.usable_blocks - engine.blocks_per_request - engine.watermark_blocks
+    tokens = blocks * engine.block_size
+    answer = 8 * engine.block_size
+    prompt = round(tokens * drawn.even(1.05, 1.5)) if drawn.chance(0.6) else tokens - answer // 2
+    request = Request(0, prompt, answer, arrival=nanoseconds(drawn.calm + 2))
+    return replace(engine, max_model_len=2 * (prompt + answer), reserve_full_prompt=True), replace(
         traffic, single=(request,)
     )

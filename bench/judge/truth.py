@@ -29,6 +29,8 @@ _STORM: Final = 0.4
 _AGAIN: Final = 0.25
 # Less work than this share of what could be done is a standstill.
 _STANDSTILL: Final = 0.02
+# A queue that was not there for so many seconds at the end is over.
+_OVER: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +155,14 @@ def truth_of(scenario: Scenario, samples: Sequence[Sample]) -> Truth:
         scores = {name: max(score, _ALONE * min(1.0, needed[name])) for name, score in scores.items()}
     family = _family(scenario, base, ample, changed, scores)
     causes = _causes(family, scores)
+    is_slow = family == "fault" and scenario.kind == "slow"
+    if not is_slow and not any(s.waiting for s in trouble if s.t > scenario.end - _OVER):
+        causes.add("none")  # a queue that has drained by the end
     return Truth(
         family,
         scores,
         harm,
-        frozenset().union(*(_verdicts(cause, scenario, base, harm, trouble) for cause in causes)),
+        frozenset().union(*(_verdicts(cause, scenario, base, ample, trouble) for cause in causes)),
         _page(family, base, ample),
         None if family == "none" else _onset(scenario, trouble),
         base,
@@ -168,8 +173,8 @@ def truth_of(scenario: Scenario, samples: Sequence[Sample]) -> Truth:
 def _counterfactuals(scenario: Scenario, base: Figures, trouble: Sequence[Sample]) -> dict[str, Figures]:
     """Simulate with more of each resource that may matter, and with more of all."""
     fault = scenario.fault
-    if fault is not None and fault.kind == "restart":
-        fault = None
+    if scenario.kind in ("restart", "pause"):
+        fault = None  # over by now
     if fault is None and base.waiting < _QUEUE and base.preempted < _STORM:
         return {}
     resources = ["compute"]
@@ -261,7 +266,7 @@ def _causes(family: str, scores: dict[str, float]) -> set[str]:
 
 
 def _verdicts(
-    cause: str, scenario: Scenario, base: Figures, harm: float, trouble: Sequence[Sample]
+    cause: str, scenario: Scenario, base: Figures, ample: Figures, trouble: Sequence[Sample]
 ) -> set[str]:
     """Return the verdicts that name a cause."""
     facts, version = scenario.view.facts, scenario.view.dialect.number
@@ -278,7 +283,7 @@ def _verdicts(
         found = {"kv_bound"}
         if base.preempted >= _STORM:
             found.add("preemption_thrash")
-        if harm <= HARM or base.waiting < 2:
+        if base.waiting < 2 or (_harm(base, ample) <= HARM and not _slower(base, ample)):
             found |= light
             found.add("kv_full_ok")
         return found
@@ -323,8 +328,12 @@ def _page(family: str, base: Figures, ample: Figures) -> str:
     storm = family == "pool" and base.preempted >= 2 * _STORM and base.again >= _AGAIN
     if (nothing and base.work < _STANDSTILL * ample.work) or (storm and harmed):
         return "due"
-    slower = base.waiting + base.running > 2 * (ample.waiting + ample.running)
-    return "allowed" if nothing or harmed or slower else "false"
+    return "allowed" if nothing or harmed or _slower(base, ample) else "false"
+
+
+def _slower(base: Figures, ample: Figures) -> bool:
+    """Whether requests stay at least twice as long as on a server without any shortage."""
+    return base.waiting + base.running > 2 * (ample.waiting + ample.running)
 
 
 def _harm(base: Figures, ample: Figures) -> float:
@@ -339,7 +348,14 @@ def _standstill(scenario: Scenario, trouble: Sequence[Sample]) -> float:
 
 
 def _onset(scenario: Scenario, trouble: Sequence[Sample]) -> float:
-    """The second at which a queue or a preemption came that lasted; that of the fault where it is sudden."""
+    """Return the second at which a lasting queue or a preemption came, or at which a sudden fault came.
+
+    It is not earlier than the first poll.
+    """
+    return max(scenario.view.since, _began(scenario, trouble))
+
+
+def _began(scenario: Scenario, trouble: Sequence[Sample]) -> float:
     if scenario.fault is not None and scenario.fault.kind in ("slow", "connector"):
         return scenario.fault.at
     for index, sample in enumerate(trouble):
