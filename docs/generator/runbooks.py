@@ -14,6 +14,8 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict, Watching
 from exporter.publish.alerts.table import alerts
 from exporter.rules import native, sidecar
+from exporter.rules.form import alert_names
+from exporter.rules.options import Options, Thresholds
 
 __all__ = ["HEADINGS", "Page", "head", "index", "pages", "with_head", "write"]
 
@@ -47,10 +49,18 @@ def pages() -> Mapping[str, Page]:
     entries |= {entry.rule: entry for entry in table.watching.values()}
     made = {
         name: Page(name, entries[name], entries[name].summary, _severity(entries[name], name))
-        for name in sidecar.names()
+        for name in alert_names(sidecar.groups(Options()))
     }
-    for name, entry, summary, severity in native.described():
-        made[name] = Page(name, table.entry(entry), summary, _native_severity(name, severity, made))
+    by_alert = {
+        "".join(part.capitalize() for part in name.split("_")): table.entry(name)
+        for name in (*table.verdicts, *table.findings)
+    }
+    for rule in (
+        rule for group in native.groups(Options(), Thresholds()) for rule in group.rules if rule.timing
+    ):
+        entry = by_alert[rule.name.removeprefix("VllmNative").removeprefix("Model")]
+        severity = _native_severity(rule.name, rule.labels["severity"], made)
+        made[rule.name] = Page(rule.name, entry, rule.annotations["summary"], severity)
     return made
 
 

@@ -2,13 +2,12 @@
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.config import Config
-from exporter.publish.alerts.table import RUNBOOK_BASE
 from exporter.rules import native, options, sidecar
-from exporter.rules.form import Group, adapted, alert_names, prometheus, prometheusrule
+from exporter.rules.form import Group, adapted, alert_names, rule_file
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,16 +26,8 @@ def run(given: argparse.Namespace, _config: Config) -> int:
     """
     if given.thresholds and not given.native:
         raise UsageError("--threshold needs --native: the exporter's thresholds are in its configuration")
-    installation = options.Options(
-        selector=given.selector,
-        job=given.job,
-        server_label=given.server_label,
-        page_by=given.page_by,
-        runbook_base=given.runbook_base or RUNBOOK_BASE,
-        dashboard_base=given.dashboard_base,
-        labels=dict(given.labels),
-        disabled=frozenset(given.disabled),
-    )
+    names = [each.name for each in fields(options.Options)]
+    installation = options.Options(**{name: getattr(given, name) for name in names})
     groups: tuple[Group, ...]
     if given.native:
         groups = native.groups(installation, replace(options.Thresholds(), **dict(given.thresholds)))
@@ -44,11 +35,8 @@ def run(given: argparse.Namespace, _config: Config) -> int:
     else:
         groups, head, name = sidecar.groups(installation), sidecar.HEAD, "vllm-pressure"
     _check_disabled(given.disabled, alert_names(groups))
-    groups = adapted(groups, installation)
-    text = (
-        prometheusrule(groups, head, name) if given.format == "prometheusrule" else prometheus(groups, head)
-    )
-    print(text, end="")
+    resource = name if given.format == "prometheusrule" else ""
+    print(rule_file(adapted(groups, installation), head, resource), end="")
     return ExitStatus.OK
 
 

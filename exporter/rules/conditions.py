@@ -21,6 +21,7 @@ class Conditions:
     def __init__(self, series: Series, labels: Mapping[str, tuple[str, ...]]) -> None:
         """Keep the series and, by scope, the labels of an alert."""
         self._series = series
+        self._labels = labels
         self._engine, self._model, self._target = labels["engine"], labels["model"], labels["target"]
 
     def of(self, alert: Alert) -> str:
@@ -33,9 +34,10 @@ class Conditions:
         condition = self._critical(entry) if alert.critical_only else self._in(entry.name)
         if alert.scope == "model":
             return self._share(entry, condition)
-        # An engine that is gone is in such a verdict too, and has an alert of its own.
-        gone = f"\nunless on ({', '.join(self._target)})\n{self._missing()}"
-        return condition + (gone if entry.name in _replaced() else "")
+        if all(finding.instead_of != entry.name for finding in catalogue.load().findings.values()):
+            return condition
+        # An engine that is gone is in this verdict too, and has an alert of its own.
+        return f"{condition}\nunless on ({', '.join(self._target)})\n{self._missing()}"
 
     def down(self, job: str) -> str:
         """Return the exporters whose scrapes fail: of the job, or with our series within the last hour."""
@@ -49,12 +51,12 @@ class Conditions:
         target = self._series.scrape(equals("job", job))
         return f"absent({target})\nunless on ()\n{self._series.last('exporter_build')}"
 
-    def verdict(self, name: str) -> str:
+    def _verdict(self, name: str) -> str:
         """Return 1 for each engine in the verdict, 0 for the others."""
         return aggregated("max", self._engine, self._series.last("verdict", equals("verdict", name)))
 
     def _in(self, name: str) -> str:
-        return f"{self.verdict(name)} == 1"
+        return f"{self._verdict(name)} == 1"
 
     def _critical(self, verdict: Verdict) -> str:
         """Return the engines in the verdict, for a warning only those with a queue that hardly drains.
@@ -73,37 +75,28 @@ class Conditions:
 
     def _share(self, verdict: Verdict, condition: str) -> str:
         """Return the share of a model's engines for which a condition applies."""
+        engines = self._verdict(verdict.name)
         simple = condition == self._in(verdict.name)
         part = (
-            aggregated("sum", self._model, self.verdict(verdict.name))
-            if simple
-            else aggregated("count", self._model, condition)
+            aggregated("sum", self._model, engines) if simple else aggregated("count", self._model, condition)
         )
-        whole = aggregated("count", self._model, self.verdict(verdict.name))
-        return f"{part}\n/\n{whole}\n>= {PAGE_SHARE}"
+        return f"{part}\n/\n{aggregated('count', self._model, engines)}\n>= {PAGE_SHARE}"
 
     def _target_in(self, verdict: Verdict) -> str:
         """Return the verdict of a server, unless one of its engines is in that verdict too.
 
         A critical one is of a server whose engines were never read: others page by their model.
         """
-        equal = equals("verdict", verdict.name)
+        equal, on = equals("verdict", verdict.name), ", ".join(self._target)
         whole = aggregated("max", self._target, self._series.last("target_verdict", equal))
-        never_read = verdict.severity is Severity.CRITICAL
-        engines = self._series.last("verdict", equal) + ("" if never_read else " == 1")
-        on = ", ".join(self._target)
-        return f"{whole} == 1\nunless on ({on})\n{aggregated('max', self._target, engines)}"
+        in_it = "" if verdict.severity is Severity.CRITICAL else " == 1"
+        engines = aggregated("max", self._target, self._series.last("verdict", equal) + in_it)
+        return f"{whole} == 1\nunless on ({on})\n{engines}"
 
     def _missing(self) -> str:
         return f"{aggregated('max', self._target, self._series.most('engines_missing'))} > 0"
 
     def _finding(self, alert: Alert) -> str:
         row = {"model": "model_finding", "engine": "finding"}[alert.scope]
-        labels = {"model": self._model, "engine": self._engine}[alert.scope]
         series = self._series.last(row, equals("finding", alert.entry.name))
-        return f"{aggregated('max', labels, series)} == 1"
-
-
-def _replaced() -> set[str | None]:
-    """Return the verdicts whose alert that of a finding replaces."""
-    return {finding.instead_of for finding in catalogue.load().findings.values()}
+        return f"{aggregated('max', self._labels[alert.scope], series)} == 1"

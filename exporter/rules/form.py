@@ -1,19 +1,26 @@
-"""Rules as values, and their two file formats: Prometheus' own and the operator's."""
+"""Rules as values, and their two file formats: that of Prometheus and that of its operator."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import yaml
 
-from exporter.analysis.catalogue import Timing
+from exporter.analysis.catalogue import TOPICS, Timing
 from exporter.rules.options import Options
 
-__all__ = ["Group", "Rule", "adapted", "alert_names", "prometheus", "prometheusrule"]
+__all__ = ["Group", "Rule", "adapted", "alert_names", "by_topic", "rule_file"]
 
 _PLAIN: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_RESOURCE: Final = """\
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: {}
+spec:
+  groups:"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +38,8 @@ class Rule:
     expr: str
     comment: str = ""
     timing: Timing | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +50,25 @@ class Group:
     rules: tuple[Rule, ...]
 
 
-def adapted(groups: Iterable[Group], options: Options) -> tuple[Group, ...]:
-    """Return the groups without disabled alerts and with the added labels."""
-    kept = []
+def by_topic(prefix: str, rules: Iterable[tuple[str, Rule]]) -> Iterator[Group]:
+    """Yield groups of the rules of each topic, in the order of triage."""
+    found = list(rules)
+    for topic in TOPICS:
+        of_topic = tuple(rule for its_topic, rule in found if its_topic == topic)
+        if of_topic:
+            yield Group(f"{prefix}-{topic}", of_topic)
+
+
+def adapted(groups: Iterable[Group], options: Options) -> Iterator[Group]:
+    """Yield the groups without disabled alerts and with the added labels."""
     for group in groups:
         rules = tuple(
-            replace(rule, labels={**options.labels, **rule.labels}) if rule.timing else rule
+            replace(rule, labels=dict(options.labels) | rule.labels) if rule.timing else rule
             for rule in group.rules
             if rule.timing is None or rule.name not in options.disabled
         )
         if rules:
-            kept.append(replace(group, rules=rules))
-    return tuple(kept)
+            yield replace(group, rules=rules)
 
 
 def alert_names(groups: Iterable[Group]) -> tuple[str, ...]:
@@ -62,33 +76,14 @@ def alert_names(groups: Iterable[Group]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rule.name for group in groups for rule in group.rules if rule.timing))
 
 
-def prometheus(groups: Iterable[Group], head: str) -> str:
-    """Write a rule file for Prometheus, Mimir, Thanos and vmalert."""
-    return "\n".join([*_comment(head, ""), "groups:", *_groups(groups, "  ")]) + "\n"
-
-
-def prometheusrule(groups: Iterable[Group], head: str, name: str) -> str:
-    """Write the same as a custom resource of the Prometheus operator."""
-    lines = [
-        *_comment(head, ""),
-        "apiVersion: monitoring.coreos.com/v1",
-        "kind: PrometheusRule",
-        "metadata:",
-        f"  name: {name}",
-        "spec:",
-        "  groups:",
-        *_groups(groups, "    "),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _groups(groups: Iterable[Group], indent: str) -> Iterator[str]:
+def rule_file(groups: Iterable[Group], head: str, resource: str = "") -> str:
+    """Write a file for Prometheus, Mimir, Thanos and vmalert, or a named resource of the operator."""
+    lines, indent = (_RESOURCE.format(resource).splitlines(), "    ") if resource else (["groups:"], "  ")
     for group in groups:
-        yield f"{indent}- name: {group.name}"
-        yield f"{indent}  interval: 15s"
-        yield f"{indent}  rules:"
+        lines += [f"{indent}- name: {group.name}", f"{indent}  interval: 15s", f"{indent}  rules:"]
         for rule in group.rules:
-            yield from _rule(rule, indent + "    ")
+            lines += _rule(rule, indent + "    ")
+    return "\n".join([*_comment(head, ""), *lines]) + "\n"
 
 
 def _rule(rule: Rule, indent: str) -> Iterator[str]:
@@ -107,12 +102,10 @@ def _rule(rule: Rule, indent: str) -> Iterator[str]:
 def _timing(timing: Timing, indent: str) -> Iterator[str]:
     if not timing.wait:
         yield from _comment(f"no for: {timing.why}", indent)
-    for key, value, why in (
-        ("for", timing.wait, timing.why),
-        ("keep_firing_for", timing.keep, timing.why_keep),
-    ):
-        if value:
-            yield f"{indent}{key}: {value}  # {why}"
+    else:
+        yield f"{indent}for: {timing.wait}  # {timing.why}"
+    if timing.keep:
+        yield f"{indent}keep_firing_for: {timing.keep}  # {timing.why_keep}"
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:

@@ -4,21 +4,21 @@ The group of recording rules gives every quantity one name over all versions of 
 (vLLM itself, its OpenMetrics spelling, Ray); the alerts read those.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import TOPICS, Finding, Severity, Verdict
+from exporter.analysis.catalogue import Severity
 from exporter.analysis.words import WORDS
-from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, Scope
+from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, Scope, runbook_url
 from exporter.rules import template
-from exporter.rules.form import Group, Rule, alert_names
+from exporter.rules.form import Group, Rule, by_topic
 from exporter.rules.native_alerts import NativeAlert, native_alerts
 from exporter.rules.native_signals import RECORDED, any_name, recorded
 from exporter.rules.options import NATIVE_JOB, Options, Thresholds
 from exporter.rules.promql import Series, aggregated, block, equals
 
-__all__ = ["HEAD", "described", "groups", "names"]
+__all__ = ["HEAD", "groups"]
 
 HEAD: Final = """\
 Alerts on vLLM's own series, for servers without the exporter.
@@ -36,39 +36,17 @@ The exporter adds what these rules cannot do:
 * "unknown" where a value is impossible: two servers behind one address, NaN, 97 instead of 0.97.
 The level of KV usage alone is no reason for an alert: in a small pool it swings during a storm and never
 lasts for `for: 2m`, and in a large one it is high in storm and health alike."""
-_SHOWN: Final = ("cluster", "namespace", "pod", "model_name", "engine")
-
-
-def names() -> tuple[str, ...]:
-    """Return the name of every alert of the file, in its order."""
-    return alert_names(groups(Options(), Thresholds()))
-
-
-def described() -> tuple[tuple[str, str, str, str], ...]:
-    """Return name, catalogue entry, summary and severity of every alert."""
-    entries = {alert.name: alert.entry for alert in _Maker(Options()).alerts(Thresholds())}
-    rules = (rule for group in groups(Options(), Thresholds()) for rule in group.rules if rule.timing)
-    return tuple(
-        (
-            rule.name,
-            entries[rule.name.removeprefix("VllmNative").removeprefix("Model")],
-            rule.annotations["summary"],
-            rule.labels["severity"],
-        )
-        for rule in rules
-    )
 
 
 def groups(options: Options, thresholds: Thresholds) -> tuple[Group, ...]:
     """Return all rules, adapted to the options, in the order of triage."""
-    maker = _Maker(options)
-    rules: dict[str, list[Rule]] = {topic: [] for topic in TOPICS}
-    for alert in maker.alerts(thresholds):
-        rules[catalogue.load().entry(alert.entry).topic] += maker.rules(alert)
-    return (
-        Group("vllm-native-signals", tuple(maker.signals())),
-        *(Group(f"vllm-native-{topic}", tuple(of_topic)) for topic, of_topic in rules.items() if of_topic),
-    )
+    maker, table = _Maker(options), catalogue.load()
+    rules = [
+        (table.entry(alert.entry).topic, rule)
+        for alert in native_alerts(maker.scraped(" == 0"), maker.missing(), thresholds)
+        for rule in maker.rules(alert)
+    ]
+    return (Group("vllm-native-signals", tuple(maker.signals())), *by_topic("vllm-native", rules))
 
 
 class _Maker:
@@ -76,108 +54,83 @@ class _Maker:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._job = options.job or NATIVE_JOB
         self._series = Series(options.selector)
-        server = options.server_label
-        self.target = ("cluster", "namespace", server)
+        self._target = ("cluster", "namespace", options.server_label)
+        self._shown = (*self._target, "model_name", "engine")
         # Ray has a label of its own for replicas; elsewhere it is absent.
-        self.engine = (*self.target, "model_name", "engine", "ReplicaId")
-        self.model = ("cluster", "namespace", "model_name")
+        self._engine = (*self._shown, "ReplicaId")
+        self._model = ("cluster", "namespace", "model_name")
 
     def signals(self) -> Iterator[Rule]:
         """Yield the recording rules."""
         for word, row in RECORDED.items():
             yield Rule(
-                recorded(word), aggregated(row.over, self.engine, self._any(row.reading, row.function))
+                recorded(word), aggregated(row.over, self._engine, self._any(row.reading, row.function))
             )
 
-    def rules(self, alert: NativeAlert) -> Iterator[Rule]:
-        """Yield the rules of an alert: that of the model, where it pages, before that of the engine."""
-        if alert.page and self._options.page_by == "model":
-            yield self._rule(alert, "model")
-        yield self._rule(alert, "engine")
-
-    def alerts(self, thresholds: Thresholds) -> tuple[NativeAlert, ...]:
-        """Return all alerts."""
-        return native_alerts(self._scraped(" == 0"), self._missing(), thresholds)
-
-    def _scraped(self, result: str = "") -> str:
+    def scraped(self, result: str = "") -> str:
         """Return the engines seen within the last hour on servers that Prometheus still scrapes."""
         seen = self._any("requests_running", "last_over_time({}[1h])")
         scrape = f"and on (cluster, namespace, job, instance)\n{self._series.scrape()}{result}"
-        return aggregated("group", self.engine, f"(\n{block(seen)}\n)\n{scrape}")
+        return aggregated("group", self._engine, f"(\n{block(seen)}\n)\n{scrape}")
 
-    def _missing(self) -> str:
+    def missing(self) -> str:
         """Return successful scrapes without vLLM's series, and engines with work but without KV usage."""
-        known = "\nor ".join(
-            self._any(reading, "last_over_time({}[5m])")
-            for reading in ("requests_running", "generation_tokens")
-        )
-        up = f"{self._series.scrape(equals('job', self._job))} == 1"
+        readings = ("requests_running", "generation_tokens")
+        known = "\nor ".join(self._any(reading, "last_over_time({}[5m])") for reading in readings)
+        up = f"{self._series.scrape(equals('job', self._options.job or NATIVE_JOB))} == 1"
         bare = f"{up}\nunless on (cluster, namespace, job, instance) (\n{block(known)}\n)"
         blind = f"{recorded('tokens')} > 0\nunless {recorded('kv_max')}"
-        return f"{aggregated('group', self.target, bare)}\nor\n{blind}"
+        return f"{aggregated('group', self._target, bare)}\nor\n{blind}"
 
     def _any(self, reading: str, function: str) -> str:
         return any_name(reading, function, self._options.selector)
 
-    def _rule(self, alert: NativeAlert, scope: Scope) -> Rule:
-        model = scope == "model"
-        severity = self._severity(alert, scope)
-        name = f"VllmNative{'Model' if model else ''}{alert.name}"
-        return Rule(
-            name,
-            self._share(alert) if model else alert.condition,
-            alert.comment,
-            catalogue.load().entry(alert.entry).timing,
-            {"severity": severity.value},
-            self._annotations(name, alert, scope),
-        )
+    def rules(self, alert: NativeAlert) -> Iterator[Rule]:
+        """Yield the rules of an alert: that of the model, where it pages, before that of the engine."""
+        engines_page = alert.page and self._options.page_by == "engine"
+        if alert.page and not engines_page:
+            share = ("\n{{- $sep }}{{ $value | humanizePercentage }} of its engines",)
+            text = self._text(alert, "model", self._model, share)
+            yield self._rule(alert, "VllmNativeModel", Severity.CRITICAL, self._share(alert), text)
+        severity = Severity.CRITICAL if engines_page else alert.severity
+        yield self._rule(alert, "VllmNative", severity, alert.condition, self._of_engine(alert))
 
-    def _severity(self, alert: NativeAlert, scope: Scope) -> Severity:
-        pages = scope == "model" or (alert.page and self._options.page_by == "engine")
-        return Severity.CRITICAL if pages else alert.severity
+    def _rule(self, alert: NativeAlert, prefix: str, severity: Severity, expr: str, text: str) -> Rule:
+        entry = catalogue.load().entry(alert.entry)
+        name = prefix + alert.name
+        annotations = {
+            "summary": alert.summary or entry.summary,
+            "description": text,
+            "runbook_url": runbook_url(name, self._options.runbook_base),
+        }
+        return Rule(name, expr, alert.comment, entry.timing, {"severity": severity.value}, annotations)
 
     def _share(self, alert: NativeAlert) -> str:
         """Return the share of a model's engines for which a condition applies."""
-        engines = self._scraped() if alert.entry == "unreachable" else recorded("running")
-        whole = aggregated("count", self.model, engines)
-        return f"{aggregated('count', self.model, alert.condition)}\n/\n{whole}\n>= {PAGE_SHARE}"
+        engines = self.scraped() if alert.entry == "unreachable" else recorded("running")
+        whole = aggregated("count", self._model, engines)
+        return f"{aggregated('count', self._model, alert.condition)}\n/\n{whole}\n>= {PAGE_SHARE}"
 
-    def _annotations(self, name: str, alert: NativeAlert, scope: Scope) -> dict[str, str]:
-        table = catalogue.load()
-        entry = table.entry(alert.entry)
-        labels = {"engine": _SHOWN, "model": self.model}[scope]
-        return {
-            "summary": alert.summary or entry.summary,
-            "description": self._description(alert, entry, scope, labels),
-            "runbook_url": f"{self._options.runbook_base.rstrip('/')}/{name}.md",
-        }
-
-    def _description(
-        self, alert: NativeAlert, entry: Verdict | Finding, scope: Scope, labels: tuple[str, ...]
-    ) -> str:
-        labels = tuple(self._options.server_label if label == "pod" else label for label in labels)
-        place = template.place(labels, self._options.server_label)
-        if scope == "model":
-            share = "\n{{- $sep }}{{ $value | humanizePercentage }} of its engines"
-            return template.text(entry, scope, place, (share,)) + _may_help(entry)
+    def _of_engine(self, alert: NativeAlert) -> str:
+        """Return the description of the alert of an engine."""
         numbers = [
             template.number(WORDS[signal], f"max({recorded(word)}{{%s}})") for word, signal in alert.shown
         ]
-        said = template.text(entry, scope, place, numbers) + _may_help(entry)
-        head = template.matchers(labels) if numbers else ""
+        text = self._text(alert, "engine", self._shown, numbers)
         if alert.entry == "metrics_missing":
             # The first half of its condition has no engine.
-            bare = template.text(entry, "target", place) + _may_help(entry)
-            return template.one_of("model_name", said, bare)
-        return head + said
+            text = template.one_of("model_name", text, self._text(alert, "target", self._shown))
+        return (template.matchers(self._shown) if numbers else "") + text
 
-
-def _may_help(entry: Verdict | Finding) -> str:
-    """Return the first fixes of the catalogue in words; they are not ranked here."""
-    table = catalogue.load().fixes
-    titles = "; ".join(table[name].title for name in entry.fixes[:FIXES_SHOWN])
-    return (
-        f"\nPossible fixes, cheapest first: {titles}. The runbook explains when each helps." if titles else ""
-    )
+    def _text(
+        self, alert: NativeAlert, scope: Scope, labels: tuple[str, ...], numbers: Sequence[str] = ()
+    ) -> str:
+        """Return a description with the first fixes of the catalogue in words; they are not ranked here."""
+        table = catalogue.load()
+        entry = table.entry(alert.entry)
+        text = template.text(entry, scope, template.place(labels, self._options.server_label), numbers)
+        titles = "; ".join(table.fixes[name].title for name in entry.fixes[:FIXES_SHOWN])
+        if titles:
+            text += f"\nPossible fixes, cheapest first: {titles}. The runbook explains when each helps."
+        return text

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from exporter.rules.promql import equals
-from exporter.vllm.names import NAMES, PREFIXES, Name, spellings
+from exporter.rules.promql import equals, selected
+from exporter.vllm.names import NAMES, PREFIXES, spellings
 
 __all__ = ["RECORDED", "Recorded", "any_name", "recorded"]
 
@@ -59,18 +59,10 @@ def any_name(reading: str, function: str, selector: str) -> str:
     Impossible values are left out: shares above 1 or below 0.
     """
     return "\nor ".join(
-        _sound(row, function.format(series))
+        function.format(selected(prefix + name, selector, row.label and equals(row.label, row.value)))
+        + (" >= 0 <= 1" if row.most == 1 and function.startswith("max_over_time") else "")
         for row in NAMES
         if row.reading == reading
-        for series in _series(row, selector)
+        for prefix in PREFIXES
+        for name in spellings(row)
     )
-
-
-def _series(row: Name, selector: str) -> tuple[str, ...]:
-    inside = ",".join(filter(None, (selector, row.label and equals(row.label, row.value))))
-    matchers = f"{{{inside}}}" if inside else ""
-    return tuple(f"{prefix}{name}{matchers}" for prefix in PREFIXES for name in spellings(row))
-
-
-def _sound(row: Name, expr: str) -> str:
-    return f"{expr} >= 0 <= 1" if row.most == 1 and expr.startswith("max_over_time") else expr

@@ -5,13 +5,13 @@ Imports almost nothing, because every command builds this parser.
 
 import argparse
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from typing import Final
 
 from exporter.config.labels import LABEL_NAME, is_label_name
 
-__all__ = ["JOB", "NATIVE_JOB", "Options", "Thresholds", "add_arguments"]
+__all__ = ["JOB", "NATIVE_JOB", "THRESHOLDS", "Options", "Thresholds", "add_arguments"]
 
 JOB: Final = "vllm-preemption-exporter"
 NATIVE_JOB: Final = "vllm"
@@ -24,14 +24,14 @@ _SELECTOR: Final = re.compile(rf"{_MATCHER}(?:\s*,\s*{_MATCHER})*")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an installation.
+    """The options of an installation, as the command's arguments of the same names.
 
     Attributes:
         selector: label matchers for every series, as between braces.
         job: of the scrape of the exporter (of vLLM, for the rules without the sidecar).
         server_label: the label that distinguishes servers; ``instance`` outside Kubernetes.
         page_by: whether the model or each engine pages.
-        runbook_base: where the runbooks are.
+        runbook_base: where the runbooks are, if not where the exporter's are.
         dashboard_base: where Grafana is.
         labels: added to every alert.
         disabled: alerts that are left out.
@@ -43,8 +43,8 @@ class Options:
     page_by: str = "model"
     runbook_base: str = ""
     dashboard_base: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    disabled: frozenset[str] = frozenset()
+    labels: Sequence[tuple[str, str]] = ()
+    disabled: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,8 @@ class Thresholds:
     deferred_share: float = 0.5
     seats: float = 4.0
 
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Return the name of every threshold."""
-        return tuple(one.name for one in fields(cls))
+
+THRESHOLDS: Final = tuple(each.name for each in fields(Thresholds))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--disable", dest="disabled", action="append", default=[], metavar="ALERT",
         help="leave an alert out; may be repeated")
     add("--threshold", dest="thresholds", type=_threshold, action="append", default=[], metavar="NAME=VALUE",
-        help=f"with --native; may be repeated: {', '.join(Thresholds.names())}")
+        help=f"with --native; may be repeated: {', '.join(THRESHOLDS)}")
     add("--runbook-base", default="", metavar="URL", help="URL of the runbooks")
     add("--dashboard-base", default=DASHBOARD_BASE, metavar="URL",
         help=f"URL of Grafana (default: {DASHBOARD_BASE})")
@@ -127,13 +125,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _threshold(text: str) -> tuple[str, float]:
     name, _, value = text.partition("=")
-    known = Thresholds.names()
     try:
         number = float(value)
     except ValueError:
         number = -1.0
-    if name not in known or not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(
-            f"wanted NAME=NUMBER with a name of {', '.join(known)}, got {text!r}"
-        )
+    if name not in THRESHOLDS or not 0 <= number < float("inf"):
+        names = ", ".join(THRESHOLDS)
+        raise argparse.ArgumentTypeError(f"wanted NAME=NUMBER with a name of {names}, got {text!r}")
     return name, number

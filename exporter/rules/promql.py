@@ -7,7 +7,7 @@ from typing import Final
 
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
 
-__all__ = ["Series", "aggregated", "block", "equals"]
+__all__ = ["Series", "aggregated", "block", "equals", "selected"]
 
 _NAMES: Final = {row.name: row.series for row in (*METRICS, *EXPORTER_METRICS)}
 # How far back a gauge is looked up: four scrapes of 15 s, of which three may be missed.
@@ -18,38 +18,31 @@ _SHORT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The sidecar's series as an installation has them.
-
-    Attributes:
-        selector: matchers for all of them, empty for none.
-    """
+    """The sidecar's series as an installation has them; `selector` has matchers for all of them."""
 
     selector: str = ""
 
-    def of(self, name: str, more: str = "", *, printed: bool = False) -> str:
-        """Return one series by its row in the table of metrics.
+    def of(self, name: str, more: str = "") -> str:
+        """Return one series by its row in the table of metrics, with further matchers."""
+        return selected(_NAMES[name], self.selector, more)
 
-        Args:
-            name: of the row.
-            more: further matchers.
-            printed: for a format of ``printf``: per cent signs of the selector are doubled.
-        """
-        selector = self.selector.replace("%", "%%") if printed else self.selector
-        inside = ",".join(filter(None, (selector, more)))
-        return f"{_NAMES[name]}{{{inside}}}" if inside else _NAMES[name]
-
-    def last(self, name: str, more: str = "", *, printed: bool = False) -> str:
+    def last(self, name: str, more: str = "") -> str:
         """Return the last value of a gauge, also if the last scrapes were missed."""
-        return f"last_over_time({self.of(name, more, printed=printed)}[{LOOK_BACK}])"
+        return f"last_over_time({self.of(name, more)}[{LOOK_BACK}])"
 
-    def most(self, name: str, more: str = "", *, printed: bool = False) -> str:
+    def most(self, name: str, more: str = "") -> str:
         """Return the largest value of a gauge within the last scrapes."""
-        return f"max_over_time({self.of(name, more, printed=printed)}[{LOOK_BACK}])"
+        return f"max_over_time({self.of(name, more)}[{LOOK_BACK}])"
 
     def scrape(self, more: str = "") -> str:
         """Return Prometheus' own series of scrapes."""
-        inside = ",".join(filter(None, (self.selector, more)))
-        return f"up{{{inside}}}" if inside else "up"
+        return selected("up", self.selector, more)
+
+
+def selected(name: str, *matchers: str) -> str:
+    """Return a series with its matchers; empty ones are left out."""
+    inside = ",".join(filter(None, matchers))
+    return f"{name}{{{inside}}}" if inside else name
 
 
 def equals(label: str, value: str) -> str:

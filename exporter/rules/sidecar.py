@@ -1,20 +1,20 @@
 """The rules on the sidecar's series: alerts of verdicts, which page by model, and recordings of a fleet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import TOPICS, Severity, Timing
+from exporter.analysis.catalogue import Severity, Timing
 from exporter.publish.alerts.table import IDENTITY, Alert, alerts
 from exporter.rules.conditions import Conditions
 from exporter.rules.fleet import fleet
-from exporter.rules.form import Group, Rule, alert_names
+from exporter.rules.form import Group, Rule, by_topic
 from exporter.rules.options import JOB, Options
 from exporter.rules.promql import Series
 from exporter.rules.texts import Texts
 
-__all__ = ["HEAD", "groups", "names"]
+__all__ = ["HEAD", "groups"]
 
 HEAD: Final = """\
 Alerts and recording rules over the series of vllm-preemption-exporter.
@@ -40,53 +40,30 @@ PAGE: Final = Timing(
 NEVER_READ: Final = replace(PAGE, why="the start-up grace of 15 minutes is over")
 
 
-def names(page_by: str = "model") -> tuple[str, ...]:
-    """Return the name of every alert of the file, in its order."""
-    return alert_names(groups(Options(page_by=page_by)))
-
-
 def groups(options: Options) -> tuple[Group, ...]:
     """Return all rules, adapted to the options, in groups in the order of triage."""
-    server = options.server_label
-    identities: dict[str, tuple[str, ...]] = dict(IDENTITY.items())
-    identities["exporter"] = IDENTITY["target"]
-    labels = {
-        scope: tuple(server if label == "pod" else label for label in identity)
-        for scope, identity in identities.items()
+    labels: dict[str, tuple[str, ...]] = {
+        scope: tuple(options.server_label if label == "pod" else label for label in identity)
+        for scope, identity in IDENTITY.items()
     }
+    labels["exporter"] = labels["target"]
     series = Series(options.selector)
     conditions, texts = Conditions(series, labels), Texts(options, labels)
-    by_topic: dict[str, list[Rule]] = {topic: [] for topic in TOPICS}
-    by_topic["availability"] += _of_exporter(options, conditions, texts)
-    for alert, others in _merged(alerts("engine" if options.page_by == "engine" else "model")):
-        by_topic[alert.entry.topic].append(_rule(alert, others, conditions, texts))
-    alerting = [Group(f"vllm-pressure-{topic}", tuple(rules)) for topic, rules in by_topic.items() if rules]
-    return (Group("vllm-pressure-fleet", tuple(fleet(series, labels))), *alerting)
+    rules = [("availability", rule) for rule in _of_exporter(options, conditions, texts)]
+    # Alerts of the same name and severity share a rule.
+    same: dict[tuple[str, Severity], list[Alert]] = {}
+    for alert in alerts("engine" if options.page_by == "engine" else "model"):
+        same.setdefault((alert.name, alert.severity), []).append(alert)
+    for alert, *others in same.values():
+        expr = "\nor\n".join(conditions.of(one) for one in (alert, *others))
+        severity = {"severity": alert.severity.value}
+        annotations = texts.of(alert, others)
+        rule = Rule(alert.name, expr, _comment(alert, others), _timing(alert), severity, annotations)
+        rules.append((alert.entry.topic, rule))
+    return (Group("vllm-pressure-fleet", tuple(fleet(series, labels))), *by_topic("vllm-pressure", rules))
 
 
-def _merged(rows: tuple[Alert, ...]) -> Iterator[tuple[Alert, tuple[Alert, ...]]]:
-    """Yield each alert with those of the same name and severity, which share its rule."""
-    rest = list(rows)
-    while rest:
-        first = rest.pop(0)
-        same = tuple(row for row in rest if (row.name, row.severity) == (first.name, first.severity))
-        rest = [row for row in rest if row not in same]
-        yield first, same
-
-
-def _rule(alert: Alert, others: tuple[Alert, ...], conditions: Conditions, texts: Texts) -> Rule:
-    expr = "\nor\n".join(conditions.of(one) for one in (alert, *others))
-    return Rule(
-        alert.name,
-        expr,
-        _comment(alert, others),
-        _timing(alert),
-        {"severity": alert.severity.value},
-        texts.of(alert, others),
-    )
-
-
-def _comment(alert: Alert, others: tuple[Alert, ...]) -> str:
+def _comment(alert: Alert, others: Sequence[Alert]) -> str:
     if alert.scope == "target" and alert.severity is Severity.CRITICAL:
         return "A server that was never read has no model to page by, so it pages itself."
     if alert.critical_only and alert.entry.severity is not Severity.CRITICAL:
@@ -109,28 +86,22 @@ def _timing(alert: Alert) -> Timing:
 
 def _of_exporter(options: Options, conditions: Conditions, texts: Texts) -> Iterator[Rule]:
     """Yield the alerts about exporters that are gone, which only Prometheus can report."""
-    watching = catalogue.load().watching
-    job = options.job or JOB
-    absent, down = watching["exporter_absent"], watching["exporter_down"]
-    for entry, expr, comment, who in (
+    job, watching = options.job or JOB, catalogue.load().watching
+    for name, expr, comment, who in (
         (
-            absent,
+            "exporter_absent",
             conditions.absent(job),
             "No exporter anywhere; the label job stays.",
             "Job {{ $labels.job }}: no target.",
         ),
         (
-            down,
+            "exporter_down",
             conditions.down(job),
             "A scrape fails; the state of vLLM is not known. A vLLM that is down is VllmUnreachable.",
             f"The exporter{texts.place('exporter')} is not scraped.",
         ),
     ):
-        yield Rule(
-            entry.rule,
-            expr,
-            comment,
-            entry.timing,
-            {"severity": entry.severity.value},
-            texts.annotations(entry.rule, entry.summary, f"{who}\n{entry.impact}", "exporter"),
-        )
+        entry = watching[name]
+        severity = {"severity": entry.severity.value}
+        annotations = texts.annotations(entry.rule, entry.summary, f"{who}\n{entry.impact}", "exporter")
+        yield Rule(entry.rule, expr, comment, entry.timing, severity, annotations)

@@ -6,9 +6,8 @@ fixes would be three alerts, and as a label a new order would close one page and
 ``{{-`` removes the white space before it, so code may be on lines of its own in the file.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
-from urllib.parse import quote
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Verdict
@@ -16,7 +15,7 @@ from exporter.analysis.words import Signal
 from exporter.publish.alerts.table import FIXES_SHOWN, Scope, description, fix_line, subject
 from exporter.rules.promql import Series
 
-__all__ = ["asked", "dashboard_url", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]
+__all__ = ["asked", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]
 
 _MARK: Final = "@@"
 
@@ -62,31 +61,22 @@ def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
 
     Args:
         entry: has the fixes that are printed by title; others are printed by id.
-        series: have the ranks.
+        series: have the ranks, for a format of ``printf``.
         within: PromQL after the ranks that keeps some of them, with ``%s`` for the matchers.
     """
-    ranks = f"min by (fix) ({series.last('fix_rank', more='%s', printed=True)}{within})"
+    ranks = f"min by (fix) ({series.last('fix_rank', '%s')}{within})"
     told = description(entry, "", (), [fix_line("{{ . | value }}", _MARK)])
     head, line = told.splitlines()[-2:]
-    return "\n".join(
-        [
-            f"\n{{{{- with {asked(f'sort(bottomk({FIXES_SHOWN}, {ranks}))')} }}}}",
-            head,
-            "{{- range . }}",
-            line.replace(_MARK, _titles(entry.fixes)),
-            "{{- end }}{{ end }}",
-        ]
-    )
+    first = asked(f"sort(bottomk({FIXES_SHOWN}, {ranks}))")
+    each = "{{- range . }}\n" + line.replace(_MARK, _titles(entry.fixes)) + "\n{{- end }}"
+    return f"\n{{{{- with {first} }}}}\n{head}\n{each}{{{{ end }}}}"
 
 
 def _titles(fixes: Iterable[str]) -> str:
     """Return code that turns the label ``fix`` into its title and flag."""
-    cases = [
-        f'\n{{{{- {"else if" if index else "if"} eq . "{name}" }}}}{title}'
-        for index, (name, title) in enumerate((name, _title(name)) for name in fixes)
-    ]
+    cases = "\n{{- else ".join(f'if eq . "{name}" }}}}{_title(name)}' for name in fixes)
     words = '{{ reReplaceAll "_" " " . }}'
-    chosen = f"{''.join(cases)}\n{{{{- else }}}}{words}{{{{ end }}}}" if cases else words
+    chosen = f"\n{{{{- {cases}\n{{{{- else }}}}{words}{{{{ end }}}}" if cases else words
     return f'{{{{ with . | label "fix" }}}}{chosen}{{{{ end }}}}'
 
 
@@ -126,11 +116,3 @@ def text(
         return description(entry, who, (), listed)
     told = "".join(numbers) + '\n{{- "" }}'
     return '{{- $sep := " " -}}\n' + description(entry, who, (told,), listed)
-
-
-def dashboard_url(base: str, uid: str, labels: Mapping[str, str]) -> str:
-    """Return a link into a dashboard with its variables set: variable -> label of the alert."""
-    variables = "&".join(
-        f"var-{quote(variable)}={{{{ $labels.{label} | urlquery }}}}" for variable, label in labels.items()
-    )
-    return f"{base.rstrip('/')}/d/{uid}?{variables}"

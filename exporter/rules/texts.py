@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from exporter.analysis.catalogue import Finding, Verdict
-from exporter.publish.alerts.table import DASHBOARDS, NUMBERS, WORST_ENGINE, Alert
+from exporter.publish.alerts.table import NUMBERS, WORST_ENGINE, Alert, dashboard_url, runbook_url
 from exporter.rules import template
 from exporter.rules.options import Options
 from exporter.rules.promql import Series
@@ -20,7 +20,7 @@ class Texts:
     def __init__(self, options: Options, labels: Mapping[str, tuple[str, ...]]) -> None:
         """Keep the options and, by scope, the labels of an alert."""
         self._options = options
-        self._series = Series(options.selector)
+        self._series = Series(options.selector.replace("%", "%%"))  # for a format of printf
         self._labels = labels
 
     def of(self, alert: Alert, others: Sequence[Alert] = ()) -> dict[str, str]:
@@ -28,19 +28,20 @@ class Texts:
         description = self._description(alert)
         for other in others:
             description = template.one_of("engine", description, self._description(other))
-        return self.annotations(alert.name, alert.summary, description, alert.scope)
+        return self.annotations(alert.name, alert.entry.summary, description, alert.scope)
 
     def annotations(self, name: str, summary: str, description: str, scope: str) -> dict[str, str]:
         """Return the four annotations of every alert."""
-        server = self._options.server_label
-        variables = {"pod" if label == server else label: label for label in self._labels[scope]}
+        options = self._options
+        variables = {
+            "pod" if label == options.server_label else label: f"{{{{ $labels.{label} | urlquery }}}}"
+            for label in self._labels[scope]
+        }
         return {
             "summary": summary,
             "description": description,
-            "runbook_url": f"{self._options.runbook_base.rstrip('/')}/{name}.md",
-            "dashboard_url": template.dashboard_url(
-                self._options.dashboard_base, DASHBOARDS[scope], variables
-            ),
+            "runbook_url": runbook_url(name, options.runbook_base),
+            "dashboard_url": dashboard_url(scope, options.dashboard_base, variables),
         }
 
     def place(self, scope: str) -> str:
@@ -61,14 +62,14 @@ class Texts:
             return (template.matchers(self._labels[scope]) if share else "") + said
         within = self._within(entry.name) if share else ""
         numbers = [share] if share else []
-        for one in NUMBERS:
-            series = self._series.most(one.name, more="%s", printed=True)
-            numbers.append(template.number(one, f"max({series}{within})"))
+        numbers += [
+            template.number(one, f"max({self._series.most(one.name, '%s')}{within})") for one in NUMBERS
+        ]
         said = template.text(entry, scope, self.place(scope), numbers)
         return template.matchers(self._labels[scope]) + said + template.lines(entry, self._series, within)
 
     def _verdict(self, name: str) -> str:
-        return self._series.last("verdict", f'verdict="{name}",%s', printed=True)
+        return self._series.last("verdict", f'verdict="{name}",%s')
 
     def _within(self, name: str) -> str:
         """Return PromQL that keeps the engines in the verdict."""

@@ -12,9 +12,9 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
 from exporter.config import AlertmanagerConfig
-from exporter.publish.alerts.table import DASHBOARDS
 from exporter.publish.alerts.tracker import LIFETIMES, ActiveAlerts, Notice
-from exporter.rules import texts
+from exporter.rules import sidecar
+from exporter.rules.options import Options
 
 CONFIG = AlertmanagerConfig(
     urls=("http://alertmanager:9093",),
@@ -373,8 +373,17 @@ def test_a_dashboard_is_linked_where_grafana_is_known():
 
 
 def test_the_rules_link_to_the_same_dashboards():
-    """By what an alert names."""
-    assert texts.DASHBOARDS.items() >= DASHBOARDS.items()
+    """An alert has the same dashboard whether it is pushed or fired by a rule."""
+    base = "https://grafana.example"
+    notices = after_hold("preemption_thrash", config=replace(CONFIG, dashboard_base=base))
+    rules = (rule for group in sidecar.groups(Options(dashboard_base=base)) for rule in group.rules)
+    links = {
+        f"{one.name} {one.labels['severity']}": one.annotations["dashboard_url"]
+        for one in rules
+        if one.timing
+    }
+    for name, notice in notices.items():
+        assert notice.annotations["dashboard_url"].partition("?")[0] == links[name].partition("?")[0]
 
 
 def test_a_changed_ranking_is_the_same_alert():

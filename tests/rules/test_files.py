@@ -8,7 +8,7 @@ from support.promtool import RULES, promtool
 
 from exporter.cli import main
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
-from exporter.rules.options import Thresholds
+from exporter.rules.options import THRESHOLDS
 from exporter.vllm.names import NAMES, PREFIXES, spellings
 
 KINDS = {"sidecar": (), "native": ("--native",)}
@@ -172,7 +172,7 @@ def test_the_operators_resource_has_the_same_groups(kind, capsys):
 def test_thresholds_are_options(capsys):
     """Each of them reaches an expression."""
     plain = committed("native")
-    for name in Thresholds.names():
+    for name in THRESHOLDS:
         text = rules(capsys, "--native", "--threshold", f"{name}=0.123")
         assert "0.123" in text
         assert "0.123" not in plain

@@ -7,7 +7,6 @@ catalogue; the rules have template expressions where the direct push has values.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import urlencode
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
@@ -75,11 +74,6 @@ class Alert:
     severity: Severity
     critical_only: bool = False
 
-    @property
-    def summary(self) -> str:
-        """One sentence without numbers."""
-        return self.entry.summary
-
 
 NUMBERS: Final = tuple(
     WORDS[name]
@@ -130,15 +124,15 @@ def _of_finding(finding: Finding) -> Iterator[Alert]:
         yield Alert(finding.alert, finding, scopes[finding.scope], finding.severity)
 
 
-def runbook_url(alert: Alert, base: str = RUNBOOK_BASE) -> str:
+def runbook_url(alert: str, base: str | None) -> str:
     """Return the URL of an alert's runbook, which has the alert's name."""
-    return f"{base.rstrip('/')}/{alert.name}.md"
+    return f"{(base or RUNBOOK_BASE).rstrip('/')}/{alert}.md"
 
 
-def dashboard_url(alert: Alert, labels: Mapping[str, str], base: str) -> str:
-    """Return a link to the dashboard of an alert, with its variables set from the alert's labels."""
-    variables = [(f"var-{name}", labels.get(name, "")) for name in IDENTITY[alert.scope]]
-    return f"{base.rstrip('/')}/d/{DASHBOARDS[alert.scope]}?{urlencode(variables)}"
+def dashboard_url(scope: str, base: str, variables: Mapping[str, str]) -> str:
+    """Return a link to the dashboard of a scope, with its variables set: quoted values, or templates."""
+    query = "&".join(f"var-{name}={value}" for name, value in variables.items())
+    return f"{base.rstrip('/')}/d/{DASHBOARDS[scope]}?{query}"
 
 
 def subject(scope: Scope, *, model: str = "", engine: str = "", where: str = "") -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
+from urllib.parse import quote_plus
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
@@ -13,9 +14,9 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.config import AlertmanagerConfig
 from exporter.publish.alerts.table import (
     FIXES_SHOWN,
+    IDENTITY,
     NUMBERS,
     PAGE_SHARE,
-    RUNBOOK_BASE,
     WORST_ENGINE,
     Alert,
     alerts,
@@ -116,7 +117,6 @@ class ActiveAlerts:
         """Start without alerts."""
         self._config = config
         self._lifetime = LIFETIMES * config.resend_interval
-        self._base = config.runbook_base or RUNBOOK_BASE
         place = "/".join(filter(None, (config.external_labels.get(name) for name in _PLACE)))
         self._where = f" ({place})" if place else ""
         self._table = _Table()
@@ -170,14 +170,16 @@ class ActiveAlerts:
     def _notice(self, key: Key, state: _State, wall: float, *, resolved: bool) -> Notice:
         starts_at = wall if state.starts_at is None else min(state.starts_at, wall)
         ends_at = wall if resolved else wall + self._lifetime
+        alert, base = state.candidate.alert, self._config.dashboard_base
         annotations = {
-            "summary": state.candidate.alert.summary,
+            "summary": alert.entry.summary,
             "description": self._description(state.candidate),
-            "runbook_url": runbook_url(state.candidate.alert, self._base),
+            "runbook_url": runbook_url(alert.name, self._config.runbook_base),
         }
-        if self._config.dashboard_base is not None:
-            link = dashboard_url(state.candidate.alert, dict(key), self._config.dashboard_base)
-            annotations["dashboard_url"] = link
+        if base is not None:
+            labels = dict(key)
+            variables = {name: quote_plus(labels.get(name, "")) for name in IDENTITY[alert.scope]}
+            annotations["dashboard_url"] = dashboard_url(alert.scope, base, variables)
         return Notice(key, annotations, starts_at, ends_at, resolved, wall + self._lifetime)
 
     def _description(self, candidate: _Candidate) -> str:
