@@ -15,7 +15,7 @@ from exporter.commands._options import read_configuration
 from exporter.commands._outcome import PROGRAM, CommandError, ExitStatus, UsageError, complain, reason
 from exporter.config import ConfigError
 from exporter.runtime import logs
-from exporter.runtime.signals import signals_at_start
+from exporter.runtime.process import signals_at_start
 
 __all__ = ["main"]
 

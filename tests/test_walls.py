@@ -141,7 +141,7 @@ def test_a_wall_is_seen(tmp_path, monkeypatch):
     for room, line in (
         ("analysis", "import exporter.runtime.fleet"),
         ("analysis", "from exporter.runtime import fleet"),
-        ("analysis", "from exporter.runtime.loop import run"),
+        ("analysis", "from exporter.runtime.process import run"),
         ("analysis", "import prometheus_client"),
         ("analysis", "import time"),
         ("analysis", "from exporter.vllm.client import MetricsClient"),

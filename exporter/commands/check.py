@@ -21,8 +21,7 @@ from exporter.config import AnalysisConfig, Config, add_flags
 from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.publish.terminal import Paint, coloured, headline, plain, report
-from exporter.runtime import loop
-from exporter.runtime.clocks import SYSTEM
+from exporter.runtime import process
 from exporter.runtime.pace import Pace
 from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.simulation import worker
@@ -86,7 +85,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
     only_target(config, "check")
     logging.getLogger().setLevel(logging.ERROR)  # the report has all of it
     progress = StatusLine()
-    result = loop.run(_watch(config, options.seconds, progress))
+    result = process.run(_watch(config, options.seconds, progress))
     progress.end()
     forecast = _forecast(config, result) if options.what_if else None
     if options.json:
@@ -114,7 +113,7 @@ async def _watch(config: Config, seconds: float, progress: Callable[[str], None]
     """Poll the target for some seconds; `progress` gets a line after every poll."""
     target = config.targets[0]
     last: list[TargetReading] = []
-    start = SYSTEM.monotonic()
+    start = process.SYSTEM.monotonic()
     pipeline = Pipeline(
         shrink_windows(config.analysis, seconds), target.facts, config.poll.interval, config.engine.args
     )
@@ -122,7 +121,7 @@ async def _watch(config: Config, seconds: float, progress: Callable[[str], None]
 
     def note(outcome: PollOutcome) -> None:
         last[:] = [outcome.reading]
-        progress(f"{SYSTEM.monotonic() - start:5.1f}s of {seconds:g}s  {headline(outcome.reading)}")
+        progress(f"{process.SYSTEM.monotonic() - start:5.1f}s of {seconds:g}s  {headline(outcome.reading)}")
 
     client = MetricsClient(target, config.poll)
     watcher = Watcher(client, pipeline, Pace(config.poll.interval), note, prober=prober)

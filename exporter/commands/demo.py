@@ -14,10 +14,8 @@ from exporter.commands._options import add_for
 from exporter.commands._outcome import ExitStatus
 from exporter.commands._timeline import describe_poll
 from exporter.config import Config, TargetConfig, WebConfig, add_flags
-from exporter.runtime import loop
-from exporter.runtime.clocks import SYSTEM
+from exporter.runtime import process
 from exporter.runtime.sidecar import Sidecar
-from exporter.runtime.signals import stop_signal
 from exporter.standin.metrics_page import VERSIONS
 from exporter.standin.recording_loop import BUNDLED_FACTS, RecordedServer
 from exporter.standin.scenarios import RECORDED, SCENARIOS, Scenario
@@ -48,7 +46,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
     """
     logging.getLogger().setLevel(logging.WARNING)  # the terminal is for the demo's own lines
     write = partial(print, flush=True)
-    loop.run(show(config, write, scenario=options.scenario, seconds=options.seconds))
+    process.run(show(config, write, scenario=options.scenario, seconds=options.seconds))
     return ExitStatus.OK
 
 
@@ -66,7 +64,7 @@ async def show(
     Raises:
         OSError: the configured address cannot be listened on.
     """
-    stopped = stop_signal()
+    stopped = process.stop_signal()
     story = SCENARIOS.get(scenario)
     server, target, about = _stand_in(scenario, story)
     url = f"{await server.start()}/metrics"
@@ -140,15 +138,15 @@ async def _follow(
     seconds: float | None,
 ) -> None:
     """Write a line per second, and one at the start of each act, until a signal or the end of the time."""
-    start = SYSTEM.monotonic()
+    start = process.SYSTEM.monotonic()
     end = math.inf if seconds is None else start + seconds
     due, current = start, ""
     while not stopped.done() and due < end:
         due = min(due + 1.0, end)
-        await asyncio.wait({stopped}, timeout=max(0.0, due - SYSTEM.monotonic()))
+        await asyncio.wait({stopped}, timeout=max(0.0, due - process.SYSTEM.monotonic()))
         if sidecar.reading is None or stopped.done():
             continue
-        passed = SYSTEM.monotonic() - start
+        passed = process.SYSTEM.monotonic() - start
         act = story.act_at(passed) if story is not None else None
         if act is not None and act.name != current:
             current = act.name

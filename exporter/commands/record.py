@@ -15,10 +15,9 @@ from exporter.commands._options import ACCESS_LOG, add_for, add_url, only_target
 from exporter.commands._outcome import CommandError, ExitStatus, reason
 from exporter.commands._progress import StatusLine
 from exporter.config import Config, add_flags
-from exporter.runtime import loop
+from exporter.runtime import process
 from exporter.runtime.pace import Pace
 from exporter.runtime.poller import PollOutcome, Watcher
-from exporter.runtime.signals import stop_signal
 from exporter.vllm import prober
 from exporter.vllm.anonymise import anonymise
 from exporter.vllm.client import MetricsClient
@@ -65,7 +64,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
     if path.exists() and not options.force:  # before the server is polled
         raise CommandError(_EXISTS.format(path))
     try:
-        polls, failed = loop.run(_record(options, config, progress))
+        polls, failed = process.run(_record(options, config, progress))
     except FileExistsError:
         raise CommandError(_EXISTS.format(path)) from None
     except OSError as problem:  # the file's: those of the server are recorded
@@ -120,7 +119,7 @@ async def _record(
 ) -> tuple[int, int]:
     """Record; returns the number of polls, and of those that failed."""
     path, target = options.output, config.targets[0]
-    stopped = stop_signal()
+    stopped = process.stop_signal()
     client = MetricsClient(target, config.poll)
     try:
         probes = await _run_until(prober.header_of(client), stopped) or {}

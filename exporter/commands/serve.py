@@ -7,8 +7,7 @@ from exporter.commands._options import ACCESS_LOG, read_configuration
 from exporter.commands._outcome import ExitStatus
 from exporter.config import Config, add_flags, describe
 from exporter.publish.web.app import make_guard
-from exporter.runtime import loop, sidecar
-from exporter.runtime.signals import ignore_signals
+from exporter.runtime import process, sidecar
 
 __all__ = ["add_arguments", "run"]
 
@@ -35,6 +34,6 @@ def run(options: argparse.Namespace, config: Config) -> int:
             make_guard(config.web.config.file)
         print(describe(config), end="")
         return ExitStatus.OK
-    loop.run(sidecar.run(config, partial(read_configuration, options)))
-    ignore_signals()
+    process.run(sidecar.run(config, partial(read_configuration, options)))
+    process.ignore_signals()
     return ExitStatus.OK

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.config import Config
-from exporter.runtime import loop
-from exporter.runtime.signals import stop_signal
+from exporter.runtime import process
 from exporter.standin.metrics_page import VERSIONS
 from exporter.standin.scenarios import SCENARIOS
 from exporter.standin.server import FakeServer
@@ -56,7 +55,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
         return ExitStatus.OK
     if options.replicas < 1:
         raise UsageError(f"--replicas: expected at least 1, got {options.replicas}")
-    loop.run(_serve(options))
+    process.run(_serve(options))
     return ExitStatus.OK
 
 
@@ -70,7 +69,7 @@ def _table() -> Iterator[str]:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    stopped = stop_signal()
+    stopped = process.stop_signal()
     started: list[FakeServer] = []
     try:
         for number in range(options.replicas):

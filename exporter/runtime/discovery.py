@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import yaml
@@ -61,7 +61,7 @@ class Target:
 
     @property
     def key(self) -> tuple[str, Labels]:
-        """What distinguishes its series from those of all others."""
+        """The labels that distinguish its series from those of all others."""
         return self.name, self.labels
 
 
@@ -74,7 +74,7 @@ def name_of(config: TargetConfig) -> str:
     return f"{f'[{host}]' if ':' in host else host}:{parts.port or _PORTS.get(parts.scheme, 80)}"
 
 
-class Source(Protocol):
+class Source:
     """A source of targets.
 
     Attributes:
@@ -85,37 +85,26 @@ class Source(Protocol):
         failures: looks that failed.
     """
 
-    name: SourceName
-    every: float | None
-    targets: Sequence[Target]
-    failures: int
-
-    @property
-    def config(self) -> object:
-        """As above."""
+    name: SourceName = "static"
+    config: object
+    every: float | None = None
+    targets: Sequence[Target] = ()
+    failures = 0
 
     async def look(self) -> None:
         """Look for changes; raises nothing but CancelledError."""
-        ...
 
 
-class StaticSource:
+class StaticSource(Source):
     """The targets that the configuration names."""
-
-    name: SourceName = "static"
-    every: float | None = None
-    failures = 0
 
     def __init__(self, targets: Sequence[TargetConfig], reserved: frozenset[str]) -> None:
         self.config = targets
         warn = _OnceLogger("configuration")
-        self.targets: Sequence[Target] = tuple(
+        self.targets = tuple(
             Target(replace(config, labels={}), name_of(config), _clean(config.labels, reserved, warn))
             for config in targets
         )
-
-    async def look(self) -> None:
-        """Nothing ever changes."""
 
 
 class _OnceLogger:
@@ -163,28 +152,21 @@ async def _resolve(name: str, family: socket.AddressFamily) -> Sequence[str]:
     return sorted({str(address[0]) for *_, address in answers})
 
 
-# The name has no address (any more): a headless service without pods.
+# A name without an address is a headless service without pods.
 _NO_ADDRESS: Final = {getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA") if hasattr(socket, name)}
 
 
-class DnsSource:
+class DnsSource(Source):
     """The addresses of a name in DNS."""
 
-    name: SourceName = "dns"
+    name = "dns"
+    config: DnsTargetsConfig
 
     def __init__(
         self, config: DnsTargetsConfig, reserved: frozenset[str], resolve: Resolve = _resolve
     ) -> None:
-        """Prepare, without a look-up.
-
-        Args:
-            config: the name, and how to poll its servers.
-            reserved: names of the exporter's own labels.
-            resolve: looks a name up; may raise OSError.
-        """
-        self.every: float | None = config.refresh
-        self.targets: Sequence[Target] = ()
-        self.failures = 0
+        """Prepare, without a look-up; `resolve` may raise OSError."""
+        self.every = config.refresh
         self.config = config
         self._labels = _clean(config.labels, reserved, _OnceLogger(config.name))
         self._resolve = resolve
@@ -248,25 +230,18 @@ class _File:
     trouble: str = ""
 
 
-class FileSource:
+class FileSource(Source):
     """Files in Prometheus' ``file_sd`` format.
 
     The targets of a deleted file end. A file that is unreadable, empty or invalid keeps its targets: its
     writer may not have finished.
     """
 
-    name: SourceName = "file_sd"
+    name = "file_sd"
+    config: FileTargetsConfig
 
     def __init__(self, config: FileTargetsConfig, reserved: frozenset[str]) -> None:
-        """Prepare, without reading anything.
-
-        Args:
-            config: the files, and how to poll their targets.
-            reserved: names of the exporter's own labels.
-        """
-        self.every: float | None = config.refresh
-        self.targets: Sequence[Target] = ()
-        self.failures = 0
+        self.every = config.refresh
         self.config = config
         self._reserved = reserved
         self._files: dict[str, _File] = {}
@@ -274,7 +249,7 @@ class FileSource:
 
     async def look(self) -> None:
         """Read changed files in a thread: a disk may be slow, and YAML is."""
-        files = await asyncio.get_running_loop().run_in_executor(None, self._read_all, dict(self._files))
+        files = await asyncio.get_running_loop().run_in_executor(None, self._read_all)
         for path, file in files.items():
             before = self._files.get(path, _File())
             if file.trouble:
@@ -286,9 +261,9 @@ class FileSource:
         self._files = files
         self.targets = tuple(target for file in files.values() for target in file.targets)
 
-    def _read_all(self, known: Mapping[str, _File]) -> dict[str, _File]:
+    def _read_all(self) -> dict[str, _File]:
         paths = sorted({path for pattern in self.config.files for path in glob.glob(pattern)})  # noqa: PTH207
-        return {path: self._read(path, known.get(path, _File())) for path in paths}
+        return {path: self._read(path, self._files.get(path, _File())) for path in paths}
 
     def _read(self, path: str, known: _File) -> _File:
         try:
@@ -307,12 +282,11 @@ class FileSource:
         for addresses, given in _groups(text, yaml_form=not path.endswith(".json")):
             labels = _clean(given, self._reserved, self._warn)
             for address in addresses:
-                url = _url(address, given)
-                if url is None:
+                if url := _url(address, given):
+                    config = self.config.target(url)
+                    yield Target(config, name_of(config), labels, self.name)
+                else:
                     self._warn("target: expected host:port with a numeric port, got something else")
-                    continue
-                config = self.config.target(url)
-                yield Target(config, name_of(config), labels, self.name)
 
 
 _Group: TypeAlias = tuple[Sequence[str], Mapping[str, str]]

@@ -10,20 +10,19 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
-from exporter.config import AnalysisConfig, Config, PollConfig
+from exporter.config import Config
 from exporter.net.urls import shown_url
 from exporter.publish.alerts.push import Notifier, TargetAlerts
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, ReadingCollector
 from exporter.publish.page.timeline import Timeline
-from exporter.runtime.clocks import Clocks
 from exporter.runtime.discovery import Labels, Source, Target, sources
 from exporter.runtime.pace import Gate, Pace, Place
 from exporter.runtime.poller import PollOutcome, Watcher
+from exporter.runtime.process import Clocks
 from exporter.vllm import series
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.prober import Prober
@@ -36,25 +35,10 @@ log = logging.getLogger(__name__)
 RESERVED: Final = frozenset(
     {"target", "le", "quantile", *(label for row in (*METRICS, *EXPORTER_METRICS) for label in row.labels)}
 )
-
-
 # The sections of the configuration that a fleet uses.
 SECTIONS: Final = ("targets", "targets_dns", "targets_file_sd", "engine", "poll", "analysis")
 
 _Key: TypeAlias = tuple[str, Labels]
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """The settings that all targets share. If one changes, all targets restart."""
-
-    poll: PollConfig
-    analysis: AnalysisConfig
-    arguments: object
-
-    @classmethod
-    def of(cls, config: Config) -> "_Settings":
-        return cls(config.poll, config.analysis, config.engine.args)
 
 
 class Watched:
@@ -77,16 +61,7 @@ class Watched:
         gate: Gate | None,
         notifier: Notifier,
     ) -> None:
-        """Put the parts together, without opening anything.
-
-        Args:
-            target: which one.
-            config: the configuration.
-            own: counts metrics that cannot be built.
-            clocks: the time.
-            gate: as `show` takes it.
-            notifier: as `show` takes it.
-        """
+        """Put the parts together, without opening anything; `gate` and `notifier` are those of `show`."""
         self.target = target
         self.url = shown_url(target.config.url)
         self.reading: TargetReading | None = None
@@ -104,11 +79,6 @@ class Watched:
         self._tasks: list[asyncio.Task[None]] = []
         self.collector, self._alerts = self._shown(gate, notifier)
 
-    @property
-    def labels(self) -> Labels:
-        """The labels of its series if there are several targets."""
-        return (("target", self.target.name), *self.target.labels)
-
     def show(self, gate: Gate | None, notifier: Notifier) -> None:
         """Show the target as the only one or as one of several, and push its alerts elsewhere.
 
@@ -121,7 +91,7 @@ class Watched:
 
     def _shown(self, gate: Gate | None, notifier: Notifier) -> tuple[ReadingCollector, TargetAlerts]:
         self._watcher.place = None if gate is None else Place(self.target.name, gate)
-        labels = () if gate is None else self.labels
+        labels: Labels = () if gate is None else (("target", self.target.name), *self.target.labels)
         self.counts.label(labels)
         clocks = self._clocks
         collector = ReadingCollector(
@@ -134,11 +104,7 @@ class Watched:
         self._tasks = [asyncio.create_task(one.run()) for one in (self._watcher, self._prober)]
 
     async def stop(self, *, gone: bool) -> None:
-        """Stop polling and close the connections.
-
-        Args:
-            gone: whether only this target ends, which ends its alerts, and not the whole exporter.
-        """
+        """Stop polling and close the connections; `gone`, if the exporter goes on, ends its alerts too."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -152,19 +118,16 @@ class Watched:
     def _note(self, outcome: PollOutcome) -> None:
         self.reading = outcome.reading
         self.timeline.add(outcome.reading)
-        self._count(outcome)
-        self._alerts.note(outcome.reading)
-
-    def _count(self, outcome: PollOutcome) -> None:
-        answer, reading = outcome.answer, outcome.reading
+        answer = outcome.answer
         self.counts.poll(
             answer.seconds,
             None if answer.body is None else len(answer.body),
-            reading.error,
+            outcome.reading.error,
             interval=outcome.interval,
             skipped=outcome.skipped,
-            unreadable=reading.unreadable,
+            unreadable=outcome.reading.unreadable,
         )
+        self._alerts.note(outcome.reading)
 
 
 class Fleet:
@@ -182,15 +145,7 @@ class Fleet:
         clocks: Clocks,
         find: Callable[[Config], Sequence[Source]] = lambda config: sources(config, RESERVED),
     ) -> None:
-        """Put the parts together, without opening anything.
-
-        Args:
-            config: the configuration.
-            own: counts targets.
-            notifier: gets their alerts.
-            clocks: the time.
-            find: returns the sources of a configuration.
-        """
+        """Put the parts together, without opening anything; `find` returns the sources of a configuration."""
         self._config = config
         self._own = own
         self._notifier = notifier
@@ -235,12 +190,7 @@ class Fleet:
         await asyncio.gather(*self._ending, *(watched.stop(gone=False) for watched in self))
 
     async def reload(self, config: Config, notifier: Notifier) -> None:
-        """Go on with another configuration. Targets that it does not change keep their history.
-
-        Args:
-            config: the new one.
-            notifier: gets the alerts from now on.
-        """
+        """Go on with another configuration. Targets that it does not change keep their history."""
         sources = self._merged(self._find(config))
         # A new source has no targets yet: going on without them would end those that stay.
         await asyncio.gather(*(source.look() for source in sources if source not in self._following))
@@ -248,11 +198,13 @@ class Fleet:
             return
         before, again = self._config, notifier is not self._notifier
         self._config, self._notifier, self._sources = config, notifier, sources
-        kept = dict(self._watched) if _Settings.of(before) == _Settings.of(config) else {}
+        # These are settings that all targets share: if one changes, all targets restart.
+        shared = [(one.poll, one.analysis, one.engine.args) for one in (before, config)]
+        if shared[0] != shared[1]:
+            for key in list(self._watched):
+                self._end(key)
         if before.is_single != config.is_single or before.poll.concurrency != config.poll.concurrency:
             self._gate, again = (None if config.is_single else Gate(config.poll.concurrency)), True
-        for key in self._watched.keys() - kept.keys():
-            self._end(key)
         if again:
             for watched in self:
                 watched.show(self._gate, notifier)
@@ -299,6 +251,7 @@ class Fleet:
         for key, target in wanted.items():
             if key not in self._watched:
                 self._begin(target)
+        self._own.targets, self._own.discovery_failures = {}, {}
         if self.several:
             series.expect(len(wanted))
             by_source = Counter(target.source for target in wanted.values())
@@ -308,8 +261,6 @@ class Fleet:
                 by_source[source.name] += 0
             del failures["static"]
             self._own.targets, self._own.discovery_failures = dict(sorted(by_source.items())), failures
-        else:
-            self._own.targets, self._own.discovery_failures = {}, {}
 
     def _wanted(self) -> dict[_Key, Target]:
         """All targets, each once; if they are too many, those that are watched already come first."""

@@ -4,15 +4,18 @@ import json
 import logging
 import sys
 import time
-from typing import Final
 
 __all__ = ["set_up"]
 
 
 class _Formatter(logging.Formatter):
-    """Collects the fields of a line, in order."""
+    """Formats a line as ``logfmt``, or as ``json``."""
 
-    def _fields(self, record: logging.LogRecord) -> dict[str, str]:
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields = {
             "ts": f"{stamp}.{int(record.msecs):03d}Z",
@@ -22,31 +25,15 @@ class _Formatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return fields
-
-
-class _Logfmt(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return " ".join(f"{name}={_quoted(value)}" for name, value in self._fields(record).items())
-
-
-class _Json(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps(self._fields(record), ensure_ascii=False)
-
-
-_FORMATS: Final = {"logfmt": _Logfmt, "json": _Json}
+        if self._form == "json":
+            return json.dumps(fields, ensure_ascii=False)
+        return " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
 
 
 def set_up(level: str, form: str) -> None:
-    """Send all log lines to standard error.
-
-    Args:
-        level: lowest level that is logged: ``debug``, ``info``, ``warning`` or ``error``.
-        form: ``logfmt`` or ``json``.
-    """
+    """Send log lines from this level on to standard error, as ``logfmt`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_FORMATS[form]())
+    handler.setFormatter(_Formatter(form))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
 
 

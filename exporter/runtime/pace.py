@@ -28,15 +28,10 @@ class Gate:
     """Limits how many polls are under way at once, over all targets.
 
     A server that did not answer last time waits at a gate of its own: if many servers are down, and each poll
-    of them takes its whole time-out, the others are polled as usual.
+    of them takes its whole time-out, the others are polled as usual. It lets a quarter as many through.
     """
 
     def __init__(self, most: int) -> None:
-        """Prepare.
-
-        Args:
-            most: polls under way at once; a quarter as many of servers that did not answer last time.
-        """
         self._up = asyncio.Semaphore(most)
         self._down = asyncio.Semaphore(max(1, most // 4))
 
@@ -68,12 +63,7 @@ class Pace:
     """
 
     def __init__(self, interval: float, jitter: Callable[[], float] = random.random) -> None:
-        """Begin at the intended pace.
-
-        Args:
-            interval: intended seconds between polls.
-            jitter: a random number from 0 to 1; many exporters must not poll one server in step.
-        """
+        """Begin at the intended pace; `jitter` returns a random number from 0 to 1."""
         self.interval = interval
         self.skipped = 0
         self.hard_to_read = False
@@ -87,7 +77,7 @@ class Pace:
     def next_start(
         self, start: float, now: float, seconds: float, reading: float = 0.0, *, answered: bool
     ) -> float:
-        """When to start the next poll.
+        """Return when to start the next poll.
 
         Args:
             start: when the last poll was due.
@@ -98,7 +88,11 @@ class Pace:
         """
         if not answered:
             self._failures += 1
-            return now + self._back_off() if self._failures > PATIENT_FAILURES else self._slot(start, now)
+            doublings = self._failures - PATIENT_FAILURES
+            if doublings <= 0:
+                return self._slot(start, now)
+            wait = backoff(self.interval, self._longest, doublings, self._jitter())
+            return now + max(self.interval, wait)  # backing off never means polling more often
         self._failures = 0
         self._seconds.append(seconds)
         self._reading.append(reading)
@@ -125,7 +119,3 @@ class Pace:
         missed = max(0, int((now - start) / self.interval))
         self.skipped += missed
         return start + (missed + 1) * self.interval
-
-    def _back_off(self) -> float:
-        wait = backoff(self.interval, self._longest, self._failures - PATIENT_FAILURES, self._jitter())
-        return max(self.interval, wait)  # backing off never means polling more often

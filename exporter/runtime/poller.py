@@ -9,12 +9,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.runtime.pace import Pace, Place, phase
 from exporter.vllm.answers import NO_ANSWERS
-from exporter.vllm.client import Answer
+from exporter.vllm.client import Answer, MetricsClient
 from exporter.vllm.prober import Prober
 
 __all__ = ["PollOutcome", "Watcher"]
@@ -32,14 +31,6 @@ class PollOutcome:
     skipped: int
 
 
-class Fetcher(Protocol):
-    """The client that fetches: `exporter.vllm.client.MetricsClient`, or a test's stand-in."""
-
-    async def fetch(self) -> Answer:
-        """Send one GET; raises nothing."""
-        ...
-
-
 class Watcher:
     """Polls one target until it is cancelled.
 
@@ -49,7 +40,7 @@ class Watcher:
 
     def __init__(
         self,
-        client: Fetcher,
+        client: MetricsClient,
         pipeline: Pipeline,
         pace: Pace,
         on_outcome: Callable[[PollOutcome], None],
@@ -58,7 +49,7 @@ class Watcher:
         *,
         prober: Prober | None = None,
     ) -> None:
-        """Take everything that touches the world as a parameter.
+        """Put the parts together.
 
         Args:
             client: fetches bodies.

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
@@ -17,14 +16,8 @@ log = logging.getLogger(__name__)
 PATH: Final = "/-/reload"
 
 
-@dataclass(frozen=True, slots=True)
-class User:
-    """A part of the program and the sections of the configuration that it uses.
-
-    Attributes:
-        sections: fields of `Config`.
-        use: gets the new configuration when one of these sections has changed.
-    """
+class User(NamedTuple):
+    """Fields of `Config`, and a function that gets the new configuration when one of them has changed."""
 
     sections: tuple[str, ...]
     use: Callable[[Config], Awaitable[None]]
@@ -63,11 +56,7 @@ class Reloader:
         self._task: asyncio.Task[tuple[str, ...]] | None = None
 
     async def reload(self) -> tuple[str, ...]:
-        """Read the configuration and go on with it.
-
-        Returns:
-            What is wrong with it; nothing if it is in use now.
-        """
+        """Read the configuration and go on with it; return its problems, none if it is in use now."""
         async with self._lock:
             if self._load is None:
                 return ("there is nothing to reload",)

@@ -1,9 +1,10 @@
 """The process that serves: its targets, one web server, reloads, and an orderly end."""
 
 import asyncio
+import json
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import prometheus_client
@@ -13,23 +14,96 @@ from exporter import __version__
 from exporter.analysis.pipeline import TargetReading
 from exporter.config import Config
 from exporter.publish.alerts.push import Notifier
-from exporter.publish.metrics.scrape import Scrape
-from exporter.publish.metrics.self_metrics import ExporterMetrics
-from exporter.publish.page.renderer import Page
+from exporter.publish.metrics.scrape import Scrape, Tables
+from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
+from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
+from exporter.publish.page.renderer import Page, own_lines
+from exporter.publish.page.view import TargetView, View
+from exporter.publish.status import status_object
 from exporter.publish.web.app import WebServer, make_app
 from exporter.publish.web.forecasts import PATH as FORECASTS
 from exporter.publish.web.forecasts import Forecasts
 from exporter.runtime import logs, reload
-from exporter.runtime.clocks import SYSTEM
 from exporter.runtime.fleet import SECTIONS as FLEET_SECTIONS
 from exporter.runtime.fleet import Fleet, Watched
-from exporter.runtime.process import freeze_settled, raise_file_limit
-from exporter.runtime.signals import stop_signal
-from exporter.runtime.views import FleetViews
+from exporter.runtime.process import SYSTEM, freeze_settled, raise_file_limit, stop_signal
 
-__all__ = ["Sidecar", "run"]
+__all__ = ["FleetViews", "Sidecar", "run"]
 
 log = logging.getLogger(__name__)
+
+
+class FleetViews:
+    """The fleet as the web server shows it, built from the latest readings on request."""
+
+    def __init__(self, fleet: Fleet, own: ExporterMetrics, process: ProcessCollector) -> None:
+        self._fleet = fleet
+        self._own = own
+        self._process = process
+
+    def status(self, name: str | None = None) -> Mapping[str, Any] | Coroutine[Any, Any, bytes]:
+        """Return the state for the API: an object, or the making of a text if there are many targets.
+
+        Args:
+            name: of the one target wanted, None for all.
+        """
+        if self._fleet.several:
+            return self._status_text(name)
+        return _document([self._status_of(watched) for watched in self._fleet])
+
+    def status_of_one(self, name: str | None = None) -> Mapping[str, Any]:
+        """Return the state with one target in it.
+
+        Raises:
+            LookupError: no target has this name, or there are several and none was named.
+        """
+        for watched in self._fleet:
+            if not self._fleet.several or watched.target.name == name:
+                return _document([self._status_of(watched)])
+        raise LookupError(f"expected ?target=HOST:PORT, one of {len(self._fleet)} targets")
+
+    def page(self) -> View:
+        """Return the state for the status page."""
+        several = self._fleet.several
+        targets = tuple(
+            TargetView(
+                watched.url,
+                watched.reading,
+                watched.timeline,
+                watched.target.name if several else "",
+                watched.target.labels if several else (),
+            )
+            for watched in self._fleet
+        )
+        now, wall = SYSTEM.monotonic(), SYSTEM.wall()
+        polls = PollCounts.total(watched.counts for watched in self._fleet)
+        return View(now, wall, targets, own_lines(polls, self._process.collect(), wall))
+
+    def tables(self) -> Tables:
+        """Return the collectors for a scrape."""
+        watched = list(self._fleet)
+        counts = [one.counts for one in watched]
+        return (METRICS, [one.collector for one in watched]), (EXPORTER_METRICS, [self._own, *counts])
+
+    async def _status_text(self, name: str | None) -> bytes:
+        """Make the state as JSON, target by target: polls run in between."""
+        targets = []
+        for watched in self._fleet:
+            if name in (None, watched.target.name):
+                targets.append(json.dumps(self._status_of(watched)))
+                await asyncio.sleep(0)
+        return f'{{"version": {json.dumps(__version__)}, "targets": [{", ".join(targets)}]}}'.encode()
+
+    def _status_of(self, watched: Watched) -> Mapping[str, Any]:
+        target, among = watched.target, {}
+        if self._fleet.several:
+            among = {"target": target.name, "labels": dict(target.labels), "source": target.source}
+        now, loads = SYSTEM.monotonic(), watched.pipeline.loads()
+        return status_object(watched.url, watched.reading, now, loads, among=among)
+
+
+def _document(targets: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    return {"version": __version__, "targets": targets}
 
 
 class Sidecar:
@@ -41,12 +115,7 @@ class Sidecar:
     """
 
     def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
-        """Put the parts together, without opening anything.
-
-        Args:
-            config: the configuration.
-            load: reads the configuration again; without it nothing is ever reloaded.
-        """
+        """Put the parts together, without opening anything; without `load` nothing is ever reloaded."""
         self._own = ExporterMetrics()
         self._own.reloaded(SYSTEM.wall())
         self._notifier = self._new_notifier(config)
@@ -55,7 +124,7 @@ class Sidecar:
         self._pushing: asyncio.Task[None] | None = None
         process = ProcessCollector(registry=None)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.views = FleetViews(self._fleet, self._own, process, SYSTEM)
+        self.views = FleetViews(self._fleet, self._own, process)
         self._forecasts = Forecasts(self.views.status_of_one, config.whatif)
         self.reloader = reload.Reloader(config, load, self._users(), self._note_reload)
         scrape, page = Scrape(self.views.tables, process), Page(self.views.page, SYSTEM.monotonic)
@@ -82,15 +151,12 @@ class Sidecar:
             OSError: the address cannot be listened on.
         """
         url = await self._server.start()
-        self._raise_file_limit(self.reloader.config)
+        raise_file_limit(self.reloader.config)
         self._pushing = asyncio.create_task(self._notifier.run())
-        self._tasks = [
-            asyncio.create_task(work) for work in (freeze_settled(self._fleet), self.reloader.run())
-        ]
+        self._tasks = [asyncio.create_task(job) for job in (freeze_settled(self._fleet), self.reloader.run())]
         self._fleet.start()
-        first = next(iter(self._fleet), None)
-        alone = first is not None and not self._fleet.several
-        target = first.url if first is not None and alone else f"{len(self._fleet)} targets"
+        several = self._fleet.several
+        target = f"{len(self._fleet)} targets" if several else next(iter(self._fleet)).url
         log.info("serving url=%s target=%s version=%s", url, target, __version__)
         return url
 
@@ -130,7 +196,7 @@ class Sidecar:
         self._forecasts.config = config.whatif
 
     async def _reload_fleet(self, config: Config) -> None:
-        self._raise_file_limit(config)
+        raise_file_limit(config)
         await self._fleet.reload(config, self._notifier)
 
     def _note_reload(self, succeeded: bool) -> None:
@@ -140,11 +206,6 @@ class Sidecar:
 
     def _new_notifier(self, config: Config) -> Notifier:
         return Notifier(config.alertmanager, self._own.notified, SYSTEM.wall)
-
-    @staticmethod
-    def _raise_file_limit(config: Config) -> None:
-        if not config.is_single:
-            raise_file_limit(config.poll.max_targets)
 
 
 async def _cancel(task: asyncio.Task[Any] | None) -> None:
@@ -158,10 +219,6 @@ async def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration.
-
-    Args:
-        config: the configuration.
-        load: reads the configuration again.
 
     Raises:
         OSError: the address cannot be listened on.

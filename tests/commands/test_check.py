@@ -14,7 +14,7 @@ from exporter.analysis.fixes import Advice, FixAdvice
 from exporter.commands import check
 from exporter.config import AnalysisConfig
 from exporter.publish.terminal import coloured, plain, report
-from exporter.runtime import loop
+from exporter.runtime import process
 
 pytestmark = pytest.mark.usefixtures("own_logging")
 
@@ -123,4 +123,4 @@ def test_the_loop_ends_with_its_work():
     async def work():
         return 7
 
-    assert loop.run(work()) == 7
+    assert process.run(work()) == 7

@@ -26,9 +26,9 @@ from exporter.config import (
 from exporter.config import TargetConfig as Target
 from exporter.publish.alerts.push import Notifier
 from exporter.publish.metrics.self_metrics import ExporterMetrics
-from exporter.runtime.clocks import Clocks
 from exporter.runtime.discovery import DnsSource, StaticSource
 from exporter.runtime.fleet import Fleet
+from exporter.runtime.process import Clocks
 from exporter.runtime.reload import PATH as RELOAD
 from exporter.runtime.sidecar import Sidecar
 

@@ -23,7 +23,7 @@ from support.process import ANYWHERE, FAST, Command, free_port, until
 from support.servers import HTML, Server, good, recorded, silent, status
 
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig
-from exporter.runtime import loop
+from exporter.runtime import process
 from exporter.runtime.sidecar import Sidecar
 
 HIDDEN = "hunter2-is-not-shown"
@@ -293,7 +293,7 @@ def test_a_look_up_that_comes_too_late_says_nothing(capfd):
         await ended.wait()
         return await running.run_in_executor(None, lambda: "the next one")
 
-    assert loop.run(scenario()) == "the next one"
+    assert process.run(scenario()) == "the next one"
     assert capfd.readouterr() == ("", "")
 
 
@@ -304,7 +304,7 @@ def test_an_error_in_a_thread_is_its_callers():
         await asyncio.get_running_loop().run_in_executor(None, os.listdir, "/nowhere")
 
     with pytest.raises(FileNotFoundError):
-        loop.run(scenario())
+        process.run(scenario())
 
 
 @contextmanager
