@@ -31,12 +31,6 @@ class SecretFile:
     """
 
     def __init__(self, path: str, name: str) -> None:
-        """Prepare, without reading.
-
-        Args:
-            path: of the file.
-            name: as above.
-        """
         self._path = Path(path)
         self.name = name
         self._stamp: Stamp | None = None

@@ -10,9 +10,9 @@ import logging
 import random
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import aiohttp
 from multidict import CIMultiDict
@@ -73,9 +73,8 @@ class Notifier:
         self._config = config
         self._wall_clock = wall_clock
         self._peers = [_Peer(url, config, count, wall_clock, sleep) for url in config.urls]
-        if config.urls:
-            for outcome in OUTCOMES:
-                count(outcome, 0)
+        for outcome in OUTCOMES if config.urls else ():
+            count(outcome, 0)
 
     def target(self, labels: Mapping[str, str]) -> "TargetAlerts":
         """The alerts of one target: they carry these labels too, which override the external ones."""
@@ -104,13 +103,13 @@ class Notifier:
         await asyncio.gather(*(peer.run() for peer in self._peers))
 
 
+@dataclass(frozen=True, slots=True)
 class TargetAlerts:
     """The alerts of one target."""
 
-    def __init__(self, notifier: Notifier, active: ActiveAlerts, wall_clock: Callable[[], float]) -> None:
-        self._notifier = notifier
-        self._active = active
-        self._wall_clock = wall_clock
+    _notifier: Notifier
+    _active: ActiveAlerts
+    _wall_clock: Callable[[], float]
 
     def note(self, reading: TargetReading) -> None:
         """Queue what a reading raises or resolves."""
@@ -185,7 +184,8 @@ class _Peer:
         if outcome == "failed":
             self._failures += 1
             await self._drop_session()  # certificates and addresses may have changed
-            await self._sleep(self._wait())
+            chance = random.random()  # noqa: S311 (no secret)
+            await self._sleep(backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, self._failures - 1, chance))
             return
         self._failures = 0
         for notice in batch:
@@ -204,8 +204,15 @@ class _Peer:
         return ("rejected" if status in _FINAL else "failed"), f"http_{status}", ""
 
     async def _request(self, payload: bytes) -> int:
-        session = self._session or self._open()
-        async with session.post(
+        if self._session is None:
+            secure = tls.context(self._config.tls) if self._url.startswith("https:") else True
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=1, ssl=secure),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),  # ours covers all of it
+                trust_env=False,
+            )
+        async with self._session.post(
             self._url,
             data=payload,
             headers=self._credentials.headers(),
@@ -214,24 +221,10 @@ class _Peer:
         ) as response:
             return response.status
 
-    def _open(self) -> aiohttp.ClientSession:
-        secure = tls.context(self._config.tls) if self._url.startswith("https:") else True
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=1, ssl=secure),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),  # ours covers all of it
-            trust_env=False,
-        )
-        return self._session
-
     async def _drop_session(self) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    def _wait(self) -> float:
-        chance = random.random()  # noqa: S311 (no secret)
-        return backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, self._failures - 1, chance)
 
     def _log(self, error: str | None, detail: str) -> None:
         """Log an error once, and once that it is over."""
@@ -245,22 +238,21 @@ class _Peer:
 
 
 def body(notices: Sequence[Notice]) -> bytes:
-    """The JSON list of alerts that Alertmanager's API v2 accepts."""
-    alerts: list[dict[str, Any]] = [
+    """Make the JSON list of alerts that Alertmanager's API v2 accepts."""
+
+    def rfc3339(seconds: float) -> str:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+    alerts = [
         {
             "labels": dict(notice.key),
             "annotations": dict(notice.annotations),
-            "startsAt": _rfc3339(notice.starts_at),
-            "endsAt": _rfc3339(notice.ends_at),
+            "startsAt": rfc3339(notice.starts_at),
+            "endsAt": rfc3339(notice.ends_at),
         }
         for notice in notices
     ]
     return json.dumps(alerts).encode()
-
-
-def _rfc3339(seconds: float) -> str:
-    """Unix seconds as RFC 3339."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 class _Credentials:
@@ -273,11 +265,7 @@ class _Credentials:
         self._password_file = SecretFile(password, "basic_auth.password_file") if password else None
 
     def headers(self) -> CIMultiDict[str]:
-        """The headers now.
-
-        Raises:
-            RefusedError: a file with a secret cannot be used.
-        """
+        """Return the headers now; raises RefusedError if a file with a secret cannot be used."""
         config, basic = self._config, self._config.basic_auth
         headers = CIMultiDict(
             {"Content-Type": "application/json", "User-Agent": f"vllm-preemption-exporter/{__version__}"}

@@ -1,7 +1,6 @@
 """The exporter's web server: metrics, health, the state as JSON, the status page."""
 
 import asyncio
-import contextlib
 import errno
 import gzip
 import http
@@ -40,6 +39,7 @@ _HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
     "Referrer-Policy": "no-referrer",
 }
+_ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (asked for)
 _NOT_KEPT: Final = "no-store"
 _KEPT: Final = "public, max-age=31536000, immutable"
 
@@ -49,7 +49,7 @@ def make_app(
     status: Callable[..., Mapping[str, Any] | Awaitable[bytes]],
     page: Page | None = None,
 ) -> web.Application:
-    """The application.
+    """Make the application.
 
     Args:
         scrape: makes the text of `/metrics`.
@@ -60,11 +60,8 @@ def make_app(
     async def metrics(request: web.Request) -> web.Response:
         return await _packed(request, *await scrape.text(request.headers.get("Accept", "")))
 
-    async def healthy(_request: web.Request) -> web.Response:
-        return web.Response(text="vllm-preemption-exporter is healthy\n")
-
-    async def ready(_request: web.Request) -> web.Response:
-        return web.Response(text="vllm-preemption-exporter is ready\n")
+    async def probe(request: web.Request) -> web.Response:
+        return web.Response(text=f"vllm-preemption-exporter is {request.path.removeprefix('/-/')}\n")
 
     async def state(request: web.Request) -> web.Response:
         target = request.query.get("target")
@@ -76,14 +73,10 @@ def make_app(
         return response
 
     app = web.Application(client_max_size=1024)
-    app.add_routes(
-        [
-            web.get("/metrics", metrics),
-            web.get("/-/healthy", healthy),
-            web.get("/-/ready", ready),
-            web.get("/api/v1/status", state),
-        ]
-    )
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/-/healthy", probe)
+    app.router.add_get("/-/ready", probe)
+    app.router.add_get("/api/v1/status", state)
     if page is not None:
         app.add_routes(_page_routes(page))
     app.on_response_prepare.append(_add_headers)
@@ -91,24 +84,17 @@ def make_app(
 
 
 def _page_routes(page: Page) -> list[web.RouteDef]:
-    async def html(request: web.Request) -> web.Response:
-        query = request.query
-        return _answer(request, page.html(query.get("engine"), query.get("target")), _NOT_KEPT)
-
-    async def history(request: web.Request) -> web.Response:
-        query = request.query
-        return _answer(request, page.history(query.get("engine"), query.get("target")), _NOT_KEPT)
+    async def view(request: web.Request) -> web.Response:
+        make = page.html if request.path == "/" else page.history
+        return _answer(request, make(request.query.get("engine"), request.query.get("target")), _NOT_KEPT)
 
     async def asset(request: web.Request) -> web.Response:
         files, version = assets()
         kept = _KEPT if request.query.get("v") == version else "no-cache"
         return _answer(request, files[request.path.rpartition("/")[2]], kept)
 
-    return [
-        web.get("/", html),
-        web.get("/api/v1/history", history),
-        *(web.get(f"/{name}", asset) for name in ASSETS),
-    ]
+    pages = [web.get(path, view) for path in ("/", "/api/v1/history")]
+    return pages + [web.get(f"/{name}", asset) for name in ASSETS]
 
 
 def _answer(request: web.Request, answer: Answer, kept: str) -> web.Response:
@@ -188,7 +174,7 @@ class WebServer:
             app: the application.
             host: address to listen on; ``::`` is every address, including IPv4.
             port: 0 for any free one.
-            config_file: path of a web configuration, for TLS and basic authentication.
+            config_file: of a web configuration, for TLS and basic authentication.
 
         Raises:
             ConfigError: the web configuration is invalid.
@@ -215,27 +201,23 @@ class WebServer:
         try:
             listener = self._listener = _listen(self._host, self._port)
         except OSError as problem:
-            where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
             why = str(problem.strerror or problem).partition(" (while")[0].lower()
-            raise OSError(problem.errno, f"cannot listen on {where}: {why}") from problem
+            place = _place(self._host, self._port)
+            raise OSError(problem.errno, f"cannot listen on {place}: {why}") from problem
         await self._runner.setup()
         if self._guard is not None:
             self._connections.context = self._guard.context
-        self._door = await asyncio.get_running_loop().create_server(self._connections, sock=listener)
-        if self._guard is not None:
             self._watching = asyncio.create_task(self._watch(self._guard))
+        self._door = await asyncio.get_running_loop().create_server(self._connections, sock=listener)
         host, port = listener.getsockname()[:2]
-        if host in ("::", "0.0.0.0"):  # noqa: S104 (a comparison)
-            host = "localhost"
-        scheme = "https" if self._guard is not None and self._guard.context is not None else "http"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        scheme = "http" if self._connections.context is None else "https"
+        return f"{scheme}://{_place('localhost' if host in ('::', _ANY_IPV4) else host, port)}"
 
     async def stop(self) -> None:
         """Finish the answers under way and close; clients that do not read their answers are cut off."""
         if self._watching is not None:
             self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+            await asyncio.wait([self._watching])
         if self._guard is not None:
             self._guard.passwords.close()
         if self._door is not None:
@@ -255,10 +237,7 @@ class WebServer:
     def _protocol(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None  # noqa: S101 (it was set up before it listens)
-        return _Handler(server, self._extra_headers)
-
-    def _extra_headers(self) -> Mapping[str, str]:
-        return self._guard.extra if self._guard is not None else {}
+        return _Handler(server, lambda: self._guard.extra if self._guard else {})
 
     async def _watch(self, guard: "Guard") -> None:
         """Use the web configuration after each change."""
@@ -280,6 +259,10 @@ def make_guard(path: str) -> "Guard":
     return webconfig.Guard(path)
 
 
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; ``::`` is both families if the machine has both."""
     if host == "::":
@@ -290,6 +273,6 @@ def _listen(host: str, port: int) -> socket.socket:
                 if problem.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise
         log.info("no IPv6 on this machine, listening on IPv4")
-        host = "0.0.0.0"  # noqa: S104 (asked for)
+        host = _ANY_IPV4
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family)

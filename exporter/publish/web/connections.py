@@ -32,8 +32,6 @@ IDLE_SECONDS: Final = 130.0
 MOST_UNREAD: Final = 1 << 16
 _SWEEP_SECONDS: Final = 1.0
 
-Protocols = Callable[[], asyncio.Protocol]
-
 
 class Connections:
     """Makes the protocol of each connection, and ends those that block the server.
@@ -44,17 +42,11 @@ class Connections:
 
     def __init__(
         self,
-        protocols: Protocols,
+        protocols: Callable[[], asyncio.Protocol],
         clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
         most: int = MOST_CONNECTIONS,
     ) -> None:
-        """Begin with none.
-
-        Args:
-            protocols: makes the protocol that serves one connection.
-            clock: monotonic seconds.
-            most: connections at once.
-        """
+        """Begin with none; `protocols` makes the protocol that serves one connection."""
         self.context: ssl.SSLContext | None = None
         self._protocols = protocols
         self._clock = clock
@@ -133,12 +125,12 @@ class Connections:
         except OSError:
             pass  # no TLS, a rejected version or certificate, or disconnected: the client gets the error
         if secured is None:
-            self.lost(connection)
+            self.forget(connection)
         else:
             connection.begin(secured)
 
-    def lost(self, connection: "_Connection") -> None:
-        """Forget a connection."""
+    def forget(self, connection: "_Connection") -> None:
+        """Forget a connection that has ended."""
         self._open.pop(connection.protocol, None)
 
     def _make_room(self) -> bool:
@@ -151,7 +143,7 @@ class Connections:
             return False
         new = [one for one in idle if not one.served]
         victim = min(new if 2 * len(new) >= self._most else idle, key=lambda one: one.since)
-        self.lost(victim)
+        self.forget(victim)
         victim.end()
         return True
 
@@ -255,6 +247,6 @@ class _Connection(asyncio.Protocol):
             self.protocol.resume_writing()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        self._owner.lost(self)
+        self._owner.forget(self)
         if self.made:
             self.protocol.connection_lost(problem)

@@ -30,12 +30,7 @@ class Forecasts:
     """
 
     def __init__(self, status: Callable[..., Mapping[str, Any]], config: WhatIfConfig) -> None:
-        """Prepare.
-
-        Args:
-            status: the state of one target, by name, with the load of its engines. May raise LookupError.
-            config: as above.
-        """
+        """Prepare; `status` returns the state of the target of a name and may raise LookupError."""
         self._status = status
         self.config = config
         self._process: asyncio.subprocess.Process | None = None
@@ -47,7 +42,7 @@ class Forecasts:
         With several targets ``?target=HOST:PORT`` chooses one.
         """
         if self._busy:
-            return _error(429, "another forecast is under way", {"Retry-After": "10"})
+            return _error(429, "another forecast is under way", **{"Retry-After": "10"})
         self._busy = True
         try:
             return await self._answer(request.query.get("engine"), request.query.get("target"))
@@ -62,7 +57,9 @@ class Forecasts:
             return _error(404, str(problem))
         limit = self.config.time_limit
         try:
-            forecast = await asyncio.wait_for(self._run(_question(chosen, engine, self.config)), limit)
+            status = {key: engine.get(key) for key in ("load", "limits")}
+            question = {"engine": chosen, "status": status, "limits": asdict(self.config)}
+            forecast = await asyncio.wait_for(self._run(json.dumps(question).encode()), limit)
         except TimeoutError:
             return _error(504, f"the forecast took longer than {limit:g} s (whatif.time_limit)")
         if forecast is None:
@@ -72,7 +69,7 @@ class Forecasts:
         return web.json_response(forecast, headers=_HEADERS)
 
     async def _run(self, question: bytes) -> dict[str, Any] | None:
-        """Run the forecast in a process of its own, which does not outlive the request."""
+        """Run `exporter.simulation.worker` as a process, which does not outlive the request."""
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "exporter.simulation.worker", stdin=pipe, stdout=pipe, stderr=pipe
@@ -82,9 +79,8 @@ class Forecasts:
         finally:
             await self.stop()
         if process.returncode:
-            log.error(
-                "forecast failed status=%d error=%r", process.returncode, err[-500:].decode(errors="replace")
-            )
+            error = err[-500:].decode(errors="replace")
+            log.error("forecast failed status=%d error=%r", process.returncode, error)
             return None
         forecast: dict[str, Any] = json.loads(out)
         return forecast
@@ -98,11 +94,5 @@ class Forecasts:
             await process.wait()
 
 
-def _question(name: str, engine: Mapping[str, Any], limits: WhatIfConfig) -> bytes:
-    """The input of `exporter.simulation.worker`, which runs as a process; most sidecars never need it."""
-    status = {key: engine.get(key) for key in ("load", "limits")}
-    return json.dumps({"engine": name, "status": status, "limits": asdict(limits)}).encode()
-
-
-def _error(status: int, why: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": why}, status=status, headers={**_HEADERS, **(headers or {})})
+def _error(status: int, why: str, **headers: str) -> web.Response:
+    return web.json_response({"error": why}, status=status, headers={**_HEADERS, **headers})

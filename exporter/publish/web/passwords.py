@@ -47,11 +47,7 @@ class Passwords:
         self._closed = False
 
     async def accepts(self, header: str, remote: str | None = None) -> bool:
-        """Whether an Authorization header has the name and password of a user.
-
-        Args:
-            header: its value.
-            remote: address of the client.
+        """Return whether an Authorization header has the name and password of a user.
 
         Raises:
             HTTPServiceUnavailable: too many passwords are waiting.

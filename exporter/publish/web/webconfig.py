@@ -192,7 +192,8 @@ class Guard:
         self._stamps: _Stamps = ()
         self._file = WebFile()
         self._problem = ""
-        self._use(self._load())
+        if loaded := self._load():
+            self._use(loaded)
 
     @property
     def extra(self) -> Mapping[str, str]:
@@ -208,7 +209,7 @@ class Guard:
         before = self.context
         try:
             # In a thread: reading may hang.
-            loaded = await asyncio.get_running_loop().run_in_executor(None, self._changed)
+            loaded = await asyncio.get_running_loop().run_in_executor(None, self._load)
             if loaded is None:
                 return False
             self._use(loaded)
@@ -233,16 +234,14 @@ class Guard:
         """Add the file's headers to an answer."""
         response.headers.update(self.extra)
 
-    def _changed(self) -> _Loaded | None:
-        return None if self._stamps_of(self._file) == self._stamps else self._load()
-
-    def _load(self) -> _Loaded:
+    def _load(self) -> _Loaded | None:
+        """Read the files; None if none has changed."""
         stamps = self._stamps_of(self._file)
+        if stamps == self._stamps:
+            return None
         try:
-            with self._path.open("rb") as file:
+            with _loading(str(self._path)), self._path.open("rb") as file:
                 text = file.read(_MOST_FILE).decode()
-        except OSError as error:
-            raise _unreadable(str(self._path), error) from error
         except UnicodeDecodeError as error:
             raise ConfigError([f"{self._path}: expected utf-8 text, got something else"]) from error
         if not text.strip() and self._file != WebFile():
@@ -293,17 +292,14 @@ class Guard:
         return tuple(map(file_stamp, map(str, self._named(file))))
 
 
-def _unreadable(name: str, error: OSError) -> ConfigError:
-    return ConfigError([f"{name}: expected a readable file, got {(error.strerror or 'an error').lower()}"])
-
-
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
-    """Turn an error of OpenSSL about a file into a problem that names the option."""
+    """Turn an error about a file into a problem that names the file or its option."""
     try:
         yield
     except ssl.SSLError as error:
         why = (error.reason or "not pem").replace("_", " ").lower()
         raise ConfigError([f"{name}: expected a certificate and its key, got {why}"]) from error
     except OSError as error:
-        raise _unreadable(name, error) from error
+        why = (error.strerror or "an error").lower()
+        raise ConfigError([f"{name}: expected a readable file, got {why}"]) from error
