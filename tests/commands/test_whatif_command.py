@@ -184,7 +184,7 @@ def watched():
         sidecar = Sidecar(config)
         running["base"], running["sidecar"] = await sidecar.start(), sidecar
         try:
-            while not any(  # noqa: ASYNC110 (no event announces it)
+            while not done.is_set() and not any(  # noqa: ASYNC110 (no event announces it)
                 load.prompt_tokens and load.prompt_tokens.count > 10
                 for load in sidecar.watched[0].pipeline.loads().values()
             ):
@@ -197,10 +197,12 @@ def watched():
 
     thread = threading.Thread(target=asyncio.run, args=(live(),))
     thread.start()
-    assert ready.wait(30)
-    yield running["base"], running["sidecar"]
-    done.set()
-    thread.join()
+    try:
+        assert ready.wait(120), "no request of the storm has finished"
+        yield running["base"], running["sidecar"]
+    finally:
+        done.set()
+        thread.join()
 
 
 async def request(base, *paths):
@@ -282,13 +284,14 @@ def test_without_data_there_is_no_forecast():
     assert "has not seen it at work yet" in json.loads(answer.body)["error"]
 
 
-def test_a_forecast_that_fails_is_logged(monkeypatch, caplog):
+def test_a_forecast_that_fails_is_logged(caplog):
     """500, with the end of the process's errors in the log."""
-    monkeypatch.setattr(forecasts, "_question", lambda *_: b"no json")
-    broken = forecasts.Forecasts(lambda: {"targets": [{"engines": {"0": {}}}]}, WhatIfConfig())
+    broken = forecasts.Forecasts(
+        lambda: {"targets": [{"engines": {"0": {"load": {"steps": "none"}}}}]}, WhatIfConfig()
+    )
     assert asyncio.run(broken._answer(None)).status == 500
     assert "forecast failed" in caplog.text
-    assert "JSONDecodeError" in caplog.text
+    assert "ValueError" in caplog.text
 
 
 @pytest.mark.long
