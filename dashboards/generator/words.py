@@ -69,7 +69,7 @@ def unit(signal: str) -> str:
 VERDICTS: Final = mapping({name: (words(name), COLOURS[name]) for name in TABLE.verdicts})
 SENTENCES: Final = mapping({name: verdict.summary for name, verdict in TABLE.verdicts.items()})
 VERDICT_RUNBOOKS: Final = mapping(
-    {name: verdict.runbook or "README" for name, verdict in TABLE.verdicts.items()}
+    {name: verdict.alert or "README" for name, verdict in TABLE.verdicts.items()}
 )
 FINDINGS: Final = mapping(
     {"none": "No findings"} | {name: finding.summary for name, finding in TABLE.findings.items()}
@@ -102,7 +102,7 @@ FROM_ONE: Final = by_query("A", custom__axisSoftMax=1)
 
 def runbook(*verdicts: str) -> Json:
     """Link a panel to runbooks."""
-    files = {TABLE.entry(name).runbook for name in verdicts}
+    files = {TABLE.entry(name).alert for name in verdicts}
     links = [
         {"title": f"Runbook {file}", "url": f"{RUNBOOK_BASE}/{file}.md", "targetBlank": True}
         for file in sorted(file for file in files if file)

@@ -88,7 +88,7 @@ class _Entry:
 
     name: str
     severity: Severity
-    alert: str | None  # the rule that names one engine (or target, or model)
+    alert: str | None  # the rule that names one engine (or target, or model), and its page in docs/runbooks
     summary: str
     meaning: str
     impact: str
@@ -97,11 +97,6 @@ class _Entry:
     not_help: Mapping[str, str]  # fix -> why it is no cure here
     topic: str = TOPICS[-1]
     timing: Timing | None = None
-
-    @property
-    def runbook(self) -> str | None:
-        """The page in docs/runbooks: it has the name of the alert."""
-        return self.alert
 
 
 @dataclass(frozen=True, slots=True)

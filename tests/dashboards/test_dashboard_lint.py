@@ -216,7 +216,7 @@ def test_every_verdict_has_a_colour_of_its_severity():
 def test_a_runbook_that_is_linked_is_there(name, panel):
     """By the name that the catalogue has for it."""
     known = {
-        entry.runbook
+        entry.alert
         for table in (catalogue.load().verdicts, catalogue.load().findings)
         for entry in table.values()
     }

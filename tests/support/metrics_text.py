@@ -17,7 +17,7 @@ def scrape_of(*collectors: RowCollector) -> Scrape:
 
 def text_of(*collectors: RowCollector, accept: str = "") -> str:
     """Its text, made at once: nothing in it waits."""
-    work = scrape_of(*collectors)._make(encoder(accept)[0])
+    work = scrape_of(*collectors)._make(*encoder(accept))
     try:
         while True:
             work.send(None)

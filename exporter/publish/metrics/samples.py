@@ -4,6 +4,7 @@ The text is byte for byte what prometheus-client would write, and made many time
 """
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -60,11 +61,11 @@ class Labels:
         self._around: dict[str, tuple[str, str]] = {}
 
     def also(self, **more: str) -> "Labels":
-        """These labels and more, which override those of the same name."""
+        """Return these labels and more, which override those of the same name."""
         return Labels((dict(self.pairs) | more).items())
 
     def around(self, name: str) -> tuple[str, str]:
-        """The text before and after the value of one more label, in its place among the others."""
+        """Return the text before and after the value of another label, in its place among the others."""
         around = self._around.get(name)
         if around is None:
             before = [*_texts(pair for pair in self.pairs if pair[0] < name), f'{name}="']
@@ -87,7 +88,7 @@ Samples: TypeAlias = list[tuple[str, Labels, str, str, float]]
 
 
 def histogram(labels: Labels, bounds: Sequence[str], counts: Iterable[int], total: float) -> Samples:
-    """The samples of a histogram.
+    """Return the samples of a histogram.
 
     Args:
         labels: of every sample.
@@ -95,14 +96,9 @@ def histogram(labels: Labels, bounds: Sequence[str], counts: Iterable[int], tota
         counts: observations by bucket, each counted once.
         total: the sum of all observed values.
     """
-    found: Samples = []
-    sum_ = 0
-    for bound, count in zip(bounds, counts, strict=True):
-        sum_ += count
-        found.append(("_bucket", labels, "le", bound, float(sum_)))
-    found.append(("_count", labels, "", "", float(sum_)))
-    found.append(("_sum", labels, "", "", total))
-    return found
+    sums = zip(bounds, itertools.accumulate(counts), strict=True)
+    found: Samples = [("_bucket", labels, "le", bound, float(count)) for bound, count in sums]
+    return [*found, ("_count", labels, "", "", found[-1][-1]), ("_sum", labels, "", "", total)]
 
 
 _PLAIN: Final = 1e6  # smaller numbers have no exponent in Go either
@@ -120,11 +116,7 @@ class RowCollector:
     rows: ClassVar[tuple[MetricRow, ...]]
 
     def __init__(self, on_failure: Callable[[str], None] = lambda _name: None) -> None:
-        """Begin.
-
-        Args:
-            on_failure: called with the name of a metric that could not be built.
-        """
+        """Begin; `on_failure` is called with the name of a metric that could not be built."""
         self._on_failure = on_failure
         self._failing: set[str] = set()
 
@@ -133,11 +125,11 @@ class RowCollector:
         return True
 
     def samples(self, row: MetricRow) -> Samples | None:
-        """The samples of one metric now, None to leave out its help too."""
+        """Return the samples of one metric now, None to leave out its help too."""
         raise NotImplementedError
 
     def texts(self) -> list[str | None]:
-        """The lines of all samples per row of the table, without help and type."""
+        """Return the lines of all samples per row of the table, without help and type."""
         if not self.begin():
             return [None] * len(self.rows)
         return [self._safely(row) for row in self.rows]

@@ -19,7 +19,7 @@ Encoder: TypeAlias = Callable[[Collector], bytes]
 Tables: TypeAlias = Sequence[tuple[Sequence[MetricRow], Sequence[RowCollector]]]
 
 _PLAIN: Final = "text/plain"
-_END: Final = b"# EOF\n"  # of OpenMetrics
+_OPENMETRICS: Final = "application/openmetrics-text"
 # Polls have their turn after this many characters of text: about two milliseconds of work.
 _SLICE: Final = 100_000
 
@@ -36,27 +36,22 @@ class Scrape:
     """Makes the text. Simultaneous scrapes in the same format share it."""
 
     def __init__(self, tables: Callable[[], Tables], rest: Collector) -> None:
-        """Prepare.
-
-        Args:
-            tables: returns the collectors now, one or more per target.
-            rest: its metrics follow.
-        """
+        """Keep the source of the present tables, and a collector whose metrics follow them."""
         self._tables = tables
         self._rest = rest
         self._making: dict[str, asyncio.Task[bytes]] = {}
 
     async def text(self, accept: str) -> tuple[bytes, str]:
-        """The text and its content type, in the format of an Accept header."""
+        """Return the text and its content type, in the format of an Accept header."""
         encode, content_type = encoder(accept)
         making = self._making.get(content_type)
         if making is None:
-            making = self._making[content_type] = asyncio.create_task(self._make(encode))
+            making = self._making[content_type] = asyncio.create_task(self._make(encode, content_type))
             making.add_done_callback(lambda _: self._making.pop(content_type, None))
         # The first client may have disconnected; the others still wait.
         return await asyncio.shield(making), content_type
 
-    async def _make(self, encode: Encoder) -> bytes:
+    async def _make(self, encode: Encoder, content_type: str) -> bytes:
         text = io.BytesIO()
         for rows, collectors in self._tables():
             parts: list[list[str]] = [[] for _ in rows]
@@ -71,27 +66,23 @@ class Scrape:
                     await asyncio.sleep(0)
             for row, lines_of in zip(rows, parts, strict=True):
                 if lines_of:
-                    text.write(_head(row, encode))
+                    text.write(_head(row, openmetrics=_OPENMETRICS in content_type))
                     text.write("".join(lines_of).encode())
             await asyncio.sleep(0)
         text.write(encode(self._rest))
         return text.getvalue()
 
 
-class _Families(Collector):
-    def __init__(self, *families: Metric) -> None:
-        self._families = families
+class _Family(Collector):
+    def __init__(self, row: MetricRow) -> None:
+        self._metric = Metric(PREFIX + row.name, row.help, row.type)
 
     def collect(self) -> Sequence[Metric]:
-        return self._families
-
-
-def _head(row: MetricRow, encode: Encoder) -> bytes:
-    """Help and type of a metric, as prometheus-client writes them."""
-    return _cached_head(row, encode(_Families()).endswith(_END))
+        return (self._metric,)
 
 
 @cache
-def _cached_head(row: MetricRow, openmetrics: bool) -> bytes:
-    encode, _ = choose_encoder("application/openmetrics-text" if openmetrics else _PLAIN)
-    return encode(_Families(Metric(PREFIX + row.name, row.help, row.type))).removesuffix(_END)
+def _head(row: MetricRow, *, openmetrics: bool) -> bytes:
+    """Return help and type of a metric, as prometheus-client writes them."""
+    encode, _ = choose_encoder(_OPENMETRICS if openmetrics else _PLAIN)
+    return encode(_Family(row)).removesuffix(b"# EOF\n")

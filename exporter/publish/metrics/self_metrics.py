@@ -3,7 +3,7 @@
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import add
 from typing import Final, Self
 
@@ -15,7 +15,7 @@ __all__ = ["ExporterMetrics", "PollCounts"]
 
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BOUNDS: Final = (*map(str, _DURATIONS), "+Inf")
-_UNLABELLED: Final = Labels()
+_NONE: Final = Labels()
 
 
 class PollCounts(RowCollector):
@@ -24,11 +24,7 @@ class PollCounts(RowCollector):
     rows = EXPORTER_METRICS
 
     def __init__(self, labels: Iterable[tuple[str, str]] = ()) -> None:
-        """Begin.
-
-        Args:
-            labels: on every series; they tell targets apart if there are several.
-        """
+        """Begin; `labels` are on every series, and tell targets apart if there are several."""
         super().__init__()
         self.polls = 0
         self.skipped = 0
@@ -91,23 +87,20 @@ class PollCounts(RowCollector):
         return total
 
     def samples(self, row: MetricRow) -> Samples | None:
-        """The samples of one metric about polls."""
-        match row.name:
-            case "exporter_polls":
-                return [("_total", self.labels, "", "", self.polls)]
-            case "exporter_polls_skipped":
-                return [("_total", self.labels, "", "", self.skipped)]
-            case "exporter_unreadable_lines":
-                return [("_total", self.labels, "", "", self.unreadable)]
-            case "exporter_poll_errors":
-                return _counts(self.labels, "reason", self.errors)
-            case "exporter_poll_duration_seconds":
-                return histogram(self.labels, _BOUNDS, self.durations, self.duration_sum)
-            case "exporter_poll_interval_seconds":
-                return _gauge(self.labels, self.interval)
-            case "exporter_body_bytes":
-                return _gauge(self.labels, self.body_bytes)
-        return None
+        """Return the samples of one metric about polls."""
+        make = _OF_POLLS.get(row.name)
+        return make(self) if make else None
+
+
+_OF_POLLS: Final[Mapping[str, Callable[[PollCounts], Samples | None]]] = {
+    "exporter_polls": lambda of: [("_total", of.labels, "", "", of.polls)],
+    "exporter_polls_skipped": lambda of: [("_total", of.labels, "", "", of.skipped)],
+    "exporter_unreadable_lines": lambda of: [("_total", of.labels, "", "", of.unreadable)],
+    "exporter_poll_errors": lambda of: _counts(of.labels, "reason", of.errors),
+    "exporter_poll_duration_seconds": lambda of: histogram(of.labels, _BOUNDS, of.durations, of.duration_sum),
+    "exporter_poll_interval_seconds": lambda of: _gauge(of.labels, of.interval),
+    "exporter_body_bytes": lambda of: _gauge(of.labels, of.body_bytes),
+}
 
 
 class ExporterMetrics(RowCollector):
@@ -123,8 +116,8 @@ class ExporterMetrics(RowCollector):
         self.targets: Mapping[str, int] = {}
         self.left_out = 0
         self.discovery_failures: Mapping[str, int] = {}
-        self._reload_succeeded = 1.0
-        self._reloaded_at = math.nan
+        self.reload_succeeded = 1.0
+        self.reloaded_at = math.nan
 
     def collect_error(self, metric: str) -> None:
         """Count a metric that could not be built."""
@@ -136,34 +129,35 @@ class ExporterMetrics(RowCollector):
 
     def reloaded(self, wall: float | None) -> None:
         """Record a reload: the unix seconds at which it succeeded, None if it failed."""
-        self._reload_succeeded = float(wall is not None)
-        self._reloaded_at = self._reloaded_at if wall is None else wall
+        self.reload_succeeded = float(wall is not None)
+        self.reloaded_at = self.reloaded_at if wall is None else wall
 
     def samples(self, row: MetricRow) -> Samples | None:
-        """The samples of one metric about the process."""
-        match row.name:
-            case "exporter_build":
-                build = Labels((("version", __version__), ("python", platform.python_version())))
-                return [("_info", build, "", "", 1)]
-            case "exporter_collect_errors":
-                return _counts(_UNLABELLED, "metric", self.collect_errors)
-            case "exporter_notifications":  # absent if nothing is ever pushed
-                return _counts(_UNLABELLED, "outcome", self.notifications) or None
-            case "exporter_targets":
-                return [("", _UNLABELLED, "source", name, n) for name, n in self.targets.items()] or None
-            case "exporter_targets_left_out":
-                return _gauge(_UNLABELLED, self.left_out) if self.targets else None
-            case "exporter_discovery_failures":
-                return _counts(_UNLABELLED, "source", self.discovery_failures) or None
-            case "exporter_config_last_reload_successful":
-                return None if math.isnan(self._reloaded_at) else _gauge(_UNLABELLED, self._reload_succeeded)
-            case "exporter_config_last_reload_success_timestamp_seconds":
-                return _gauge(_UNLABELLED, self._reloaded_at)
-        return None
+        """Return the samples of one metric about the process."""
+        make = _OF_PROCESS.get(row.name)
+        return make(self) if make else None
+
+
+_OF_PROCESS: Final[Mapping[str, Callable[[ExporterMetrics], Samples | None]]] = {
+    "exporter_build": lambda _of: [("_info", _build(), "", "", 1)],
+    "exporter_collect_errors": lambda of: _counts(_NONE, "metric", of.collect_errors),
+    "exporter_notifications": lambda of: _counts(_NONE, "outcome", of.notifications) or None,
+    "exporter_targets": lambda of: [("", _NONE, "source", *pair) for pair in of.targets.items()] or None,
+    "exporter_targets_left_out": lambda of: _gauge(_NONE, of.left_out) if of.targets else None,
+    "exporter_discovery_failures": lambda of: _counts(_NONE, "source", of.discovery_failures) or None,
+    "exporter_config_last_reload_successful": lambda of: (
+        None if math.isnan(of.reloaded_at) else _gauge(_NONE, of.reload_succeeded)
+    ),
+    "exporter_config_last_reload_success_timestamp_seconds": lambda of: _gauge(_NONE, of.reloaded_at),
+}
+
+
+def _build() -> Labels:
+    return Labels((("version", __version__), ("python", platform.python_version())))
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger of two numbers; a number that is unknown does not count."""
+    """Return the larger of two numbers; a number that is unknown does not count."""
     return max((number for number in (one, other) if not math.isnan(number)), default=math.nan)
 
 

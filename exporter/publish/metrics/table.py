@@ -6,6 +6,7 @@ I/O or waiting. A metric that fails costs only that metric.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, Literal
 
 from exporter.analysis import catalogue
@@ -25,6 +26,7 @@ SERIES_PER_ENGINE: Final = 80
 MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
 _ENGINE: Final = ("model_name", "engine")
+_INFO: Final = ("vllm_version", "cache_dtype", "block_size")
 
 
 def _signal(name: str) -> MetricRow:
@@ -40,7 +42,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("engines", "gauge", (), "Engines in the last successful poll. Absent before the first."),
     MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last successful poll lacked."),
     MetricRow("restarts", "counter", (), "New server processes seen: another process start time, or counters that fell."),
-    MetricRow("engine", "info", (*_ENGINE, "vllm_version", "cache_dtype", "block_size"), "Version and KV cache of the engine. The version is the oldest release that prints these names."),
+    MetricRow("engine", "info", (*_ENGINE, *_INFO), "Version and KV cache of the engine. The version is the oldest release that prints these names."),
     # Verdicts.
     MetricRow("verdict", "gauge", (*_ENGINE, "verdict"), "1 if this is the engine's current verdict, otherwise 0."),
     MetricRow("verdict_seconds", "counter", (*_ENGINE, "verdict"), "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time."),
@@ -86,6 +88,16 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
 TARGET_VERDICTS: Final = tuple(
     name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target or name == "healthy"
 )
+# Values of a label and their numbers, of the metrics that have one beside those of the engine.
+_BY_LABEL: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, float]]]]] = {
+    "verdict": lambda engine: [(name, float(name == engine.judgement.verdict)) for name in ENGINE_VERDICTS],
+    "verdict_seconds": lambda engine: engine.verdict_seconds.items(),
+    "finding": lambda engine: [(name, 1.0) for name in engine.findings[:MOST_FINDINGS]],
+    "fix_rank": lambda engine: [
+        (advice.fix, float(rank)) for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
+    ],
+    "saturation_ratio": lambda engine: engine.saturation.items(),
+}
 
 
 class ReadingCollector(RowCollector):
@@ -124,19 +136,15 @@ class ReadingCollector(RowCollector):
         self._labels = Labels(labels)
         self._of: dict[object, Labels] = {}
         self._reading: TargetReading | None = None
+        self._now = 0.0
         self._special: Mapping[str, Callable[[TargetReading], Samples | None]] = {
             "up": self._up,
             "last_success_timestamp_seconds": self._last_success,
-            "engines": self._engines,
-            "engines_missing": self._engines_missing,
+            "engines": partial(self._count, missing=False),
+            "engines_missing": partial(self._count, missing=True),
             "restarts": self._restarts,
             "engine": self._info,
             "kv_usage_polled_ratio": self._polled,
-            "verdict": self._verdict,
-            "verdict_seconds": self._verdict_seconds,
-            "finding": self._findings,
-            "fix_rank": self._fix_ranks,
-            "saturation_ratio": self._saturation,
             "target_verdict": self._target_verdict,
             "target_finding": self._target_findings,
             "model_finding": self._model_findings,
@@ -145,6 +153,7 @@ class ReadingCollector(RowCollector):
     def begin(self) -> bool:
         """Keep the latest reading, so that all metrics of one scrape are of one moment."""
         self._reading = reading = self._latest()
+        self._now = self._clock()
         if reading is not None and len(self._of) > 2 * len(reading.engines) + len(reading.models):
             self._of.clear()  # of engines that are gone
         return reading is not None
@@ -155,7 +164,9 @@ class ReadingCollector(RowCollector):
         if reading is None:
             return None
         special = self._special.get(row.name)
-        return special(reading) if special else self._signal(row, reading)
+        if special:
+            return special(reading)
+        return self._labelled(row, reading) if row.name in _BY_LABEL else self._signal(row, reading)
 
     def _whose(self, engine: EngineReading) -> Labels:
         key = engine.key
@@ -166,34 +177,40 @@ class ReadingCollector(RowCollector):
 
     def _signal(self, row: MetricRow, reading: TargetReading) -> Samples | None:
         """Return the samples of a signal: of counters always, of measured values until they are too old."""
+        suffix = "_total" if row.type == "counter" else ""
         found: Samples = []
-        now, suffix = self._clock(), "_total" if row.type == "counter" else ""
         for engine in reading.engines.values():
             value = getattr(engine.signals, row.signal)
-            if value is None or (row.type == "gauge" and now - engine.seen_at > reading.max_age):
-                continue
-            found.append((suffix, self._whose(engine), "", "", value))
+            if value is not None and (suffix or self._is_fresh(engine, reading)):
+                found.append((suffix, self._whose(engine), "", "", value))
         return found or None
 
+    def _labelled(self, row: MetricRow, reading: TargetReading) -> Samples:
+        """Return the samples of a metric with a label beside those of its engine."""
+        suffix = "_total" if row.type == "counter" else ""
+        return [
+            (suffix, self._whose(engine), row.labels[-1], value, number)
+            for engine in reading.engines.values()
+            if row.name != "saturation_ratio" or self._is_fresh(engine, reading)
+            for value, number in _BY_LABEL[row.name](engine)
+        ]
+
+    def _is_fresh(self, engine: EngineReading, reading: TargetReading) -> bool:
+        """Whether measured values are recent; a poller that hangs makes no new reading."""
+        return self._now - engine.seen_at <= reading.max_age
+
     def _up(self, reading: TargetReading) -> Samples:
-        # A poller that hangs makes no new reading, and the last one does not stay true.
-        fresh = self._clock() - reading.t <= reading.max_age
-        return self._single(float(reading.up and fresh))
+        return self._single(float(reading.up and self._now - reading.t <= reading.max_age))
 
     def _last_success(self, reading: TargetReading) -> Samples | None:
         if reading.good_at is None:
             return None
         return self._single(self._wall_clock() - (self._clock() - reading.good_at))
 
-    def _engines(self, reading: TargetReading) -> Samples | None:
+    def _count(self, reading: TargetReading, *, missing: bool) -> Samples | None:
         if reading.good_at is None:
             return None
-        return self._single(sum(1 for engine in reading.engines.values() if not engine.missing))
-
-    def _engines_missing(self, reading: TargetReading) -> Samples | None:
-        if reading.good_at is None:
-            return None
-        return self._single(sum(1 for engine in reading.engines.values() if engine.missing))
+        return self._single(sum(engine.missing is missing for engine in reading.engines.values()))
 
     def _restarts(self, reading: TargetReading) -> Samples:
         return [("_total", self._labels, "", "", reading.restarts)]
@@ -205,55 +222,14 @@ class ReadingCollector(RowCollector):
         found: Samples = []
         for engine in reading.engines.values():
             cache = engine.cache
-            told = {
-                "vllm_version": ".".join(map(str, engine.version)),
-                "cache_dtype": (cache and cache.cache_dtype) or "",
-                "block_size": str((cache and cache.block_size) or ""),
-            }
-            key = (engine.key, *told.values())
+            key = (engine.key, engine.version, cache and cache.cache_dtype, cache and cache.block_size)
             labels = self._of.get(key)
             if labels is None:
-                known = {name: value for name, value in told.items() if value}
+                words = (".".join(map(str, engine.version)), *(str(value or "") for value in key[2:]))
+                known = {name: word for name, word in zip(_INFO, words, strict=True) if word}
                 labels = self._of[key] = self._whose(engine).also(**known)
             found.append(("_info", labels, "", "", 1))
         return found
-
-    def _verdict(self, reading: TargetReading) -> Samples:
-        return [
-            ("", self._whose(engine), "verdict", name, float(name == engine.judgement.verdict))
-            for engine in reading.engines.values()
-            for name in ENGINE_VERDICTS
-        ]
-
-    def _verdict_seconds(self, reading: TargetReading) -> Samples:
-        return [
-            ("_total", self._whose(engine), "verdict", name, seconds)
-            for engine in reading.engines.values()
-            for name, seconds in engine.verdict_seconds.items()
-        ]
-
-    def _findings(self, reading: TargetReading) -> Samples:
-        return [
-            ("", self._whose(engine), "finding", name, 1.0)
-            for engine in reading.engines.values()
-            for name in engine.findings[:MOST_FINDINGS]
-        ]
-
-    def _fix_ranks(self, reading: TargetReading) -> Samples:
-        return [
-            ("", self._whose(engine), "fix", advice.fix, float(rank))
-            for engine in reading.engines.values()
-            for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
-        ]
-
-    def _saturation(self, reading: TargetReading) -> Samples:
-        now = self._clock()
-        return [
-            ("", self._whose(engine), "resource", resource, ratio)
-            for engine in reading.engines.values()
-            if now - engine.seen_at <= reading.max_age
-            for resource, ratio in engine.saturation.items()
-        ]
 
     def _target_verdict(self, reading: TargetReading) -> Samples:
         verdict = reading.judgement.verdict
