@@ -109,6 +109,7 @@ def judge_poll(check: Mapping, poll: Mapping) -> Iterator[str]:
 def judge_part(ask: Mapping, part: Mapping) -> Iterator[str]:
     """What is wrong about one engine, the target or a model."""
     findings, fixes = part["findings"], fixes_of(part)
+    part = {**part, "verdict": "healthy"} if part.get("verdict") == "reachable" else part  # of a target
     if "verdict" in ask and part["verdict"] not in words(ask["verdict"]):
         yield f"verdict {part['verdict']}, not {' or '.join(words(ask['verdict']))}"
     for word in ask.get("findings_include", ()):

@@ -87,11 +87,15 @@ def test_a_storm_is_named_within_five_seconds_and_three_polls(name, number, begi
 
 @pytest.mark.parametrize(("name", "number", "begin", "end"), STORMS)
 def test_a_storm_keeps_its_name_until_the_load_ends(name, number, begin, end):
-    """No flapping: from when it is named it stays so, critical at every poll."""
+    """No flapping: from when it is named it stays so, and ten seconds later it is critical at every poll.
+
+    The harm: none of them shows calm times before, and two thirds of the work is done twice.
+    """
     scene = part(name, begin, end)
     named = next(i for i, one in enumerate(scene) if engine_of(one, number).judgement.verdict == THRASH)
     assert verdicts(scene[named:], number) == {THRASH}
-    assert {engine_of(one, number).judgement.severity.value for one in scene[named:]} == {"critical"}
+    later = [one for one in scene if one.t >= scene[named].t + 10]
+    assert {engine_of(one, number).judgement.severity.value for one in later} == {"critical"}
 
 
 @pytest.mark.parametrize(("name", "number", "begin", "end"), STORMS)
@@ -168,7 +172,7 @@ def test_a_killed_server_is_unreachable_and_then_restarted_once():
     assert at(readings, 90).judgement.verdict == "unreachable"
     assert verdicts([at(readings, 90)]) == {"unreachable"}
     back = at(readings, 107)
-    assert (back.judgement.verdict, back.restarts) == ("healthy", 1)
+    assert (back.judgement.verdict, back.restarts) == ("reachable", 1)
     assert "restarted" in found([back])
     assert readings[-1].restarts == 1
     assert not any("suspect_out_of_memory" in found([one]) for one in readings if one.engines)

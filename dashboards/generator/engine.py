@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 # A target has a verdict of its own where no engine can be read.
 _OF_ENGINES: Final = by(["verdict"], f"{ours('verdict')} == 1")
-_OF_TARGETS: Final = by(["verdict"], narrowed(ours("target_verdict"), 'verdict!="healthy"') + " == 1")
+_OF_TARGETS: Final = by(["verdict"], narrowed(ours("target_verdict"), 'verdict!="reachable"') + " == 1")
 _VERDICT_NOW: Final = f"{_OF_ENGINES} or {_OF_TARGETS}"
 
 

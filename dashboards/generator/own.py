@@ -210,8 +210,8 @@ def _watched() -> Row:
         [
             lines(
                 "Servers by verdict",
-                "Number of servers in each target verdict, which is not healthy if no engine can be read. "
-                "All should be healthy.",
+                "Number of servers in each target verdict, which is not reachable if no engine can be read. "
+                "All should be reachable.",
                 Query(f"{by(['verdict'], ours('target_verdict'))} > 0", "{{verdict}}"),
                 stacked="normal",
                 defaults={"decimals": 0},

@@ -130,8 +130,10 @@ def held(severity: Severity) -> str:
 
     A target that never answered has no engine that could have a verdict.
     """
-    of_engines = f"{_of_severity(ours('verdict'), severity, TABLE.verdicts)} == 1"
-    names = [name for name in TARGET_VERDICTS if name != "healthy"]
+    of_engines = (
+        f"({ours('verdict')} == 1 and on ({', '.join(ENGINE)}) {ours('severity')} == {severity.rank})"
+    )
+    names = [name for name in TARGET_VERDICTS if name != "reachable"]
     if not any(TABLE.verdicts[name].severity is severity for name in names):
         return of_engines
     of_targets = f"{_of_severity(ours('target_verdict'), severity, names)} == 1"

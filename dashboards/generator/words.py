@@ -5,7 +5,7 @@ from itertools import cycle
 from typing import Any, Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import Severity
+from exporter.analysis.catalogue import Severity, Verdict
 from exporter.analysis.words import WORDS
 from exporter.config import AnalysisConfig
 from exporter.publish.alerts.table import RUNBOOK_BASE
@@ -32,10 +32,16 @@ def _colours() -> Mapping[str, str]:
             "super-light-yellow", "semi-dark-orange", "dark-yellow", "semi-dark-yellow",
         ),
         Severity.INFO: ("semi-dark-blue", "light-blue", "blue"),
-        Severity.NONE: ("super-light-purple", "light-purple", "semi-dark-green", "green"),
+        Severity.NONE: ("super-light-purple", "light-purple", "semi-dark-green", "green", "light-green"),
     }  # fmt: skip
     left = {severity: cycle(colours) for severity, colours in shades.items()}
-    return {name: next(left[verdict.severity]) for name, verdict in TABLE.verdicts.items()}
+    return {name: next(left[_hue(verdict)]) for name, verdict in TABLE.verdicts.items()}
+
+
+def _hue(verdict: Verdict) -> Severity:
+    """Return the severity whose colour a verdict has: a storm that can page is as red as what always does."""
+    pages = verdict.critical_when is not None and verdict.topic == "preemption"
+    return Severity.CRITICAL if pages else verdict.severity
 
 
 COLOURS: Final = _colours()

@@ -40,14 +40,23 @@ class Slice(NamedTuple):
     running: float
     kv_usage: float
     preemptions: float
+    kv_growth: float
+    counted: float
 
 
 class Pace(NamedTuple):
-    """Seconds per token in a slice, and the normal value at its load."""
+    """Seconds per token in a slice, and normally at such a load.
+
+    Attributes:
+        kv_growth: of the usage, in the slice.
+        counted: tokens in the slice, of prompts and answers.
+    """
 
     at: float
     seconds: float
     normal: float
+    kv_growth: float
+    counted: float
 
     @property
     def factor(self) -> float:
@@ -96,7 +105,7 @@ class Baseline:
         self._slices.append(new)
         normal = self.latency(new.running, new.kv_usage, new.prompt_rate)
         if normal and not math.isnan(new.inter_token_seconds):
-            self._paces.append(Pace(new.at, new.inter_token_seconds, normal))
+            self._paces.append(Pace(new.at, new.inter_token_seconds, normal, new.kv_growth, new.counted))
 
     def _settle(self, now: float) -> None:
         recent = [
@@ -156,4 +165,6 @@ def _slice(history: History, start: int) -> Slice:
         running=or_nan(history.mean("requests_running", start)),
         kv_usage=or_nan(history.mean("kv_usage", start)),
         preemptions=or_nan(history.increase("preemptions", start)),
+        kv_growth=history.columns["kv_usage"][-1] - history.columns["kv_usage"][start],
+        counted=sum(history.increase(name, start) or 0.0 for name in ("generation_tokens", "prompt_tokens")),
     )

@@ -8,8 +8,11 @@ from exporter.analysis import catalogue
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.findings import findings
 from exporter.analysis.fixes import Advice, advise
+from exporter.analysis.gauge_hold import GaugeHold
 from exporter.analysis.history import History
 from exporter.analysis.kv_demand import KvContext, context_per_request, need
+from exporter.analysis.pace import PaceWatch
+from exporter.analysis.queue_causes import QueueCauses
 from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.signals import Signals, Windows, compute, stale
 from exporter.analysis.situation import Situation, describe
@@ -19,8 +22,10 @@ from exporter.vllm.exposition import CacheConfig, EngineKey, LoraState, Snapshot
 
 __all__ = ["ENGINE_VERDICTS", "Engine", "EngineReading"]
 
-# All verdicts of an engine; `starting` is of a target whose engines were never seen.
-ENGINE_VERDICTS: Final = tuple(name for name in catalogue.load().verdicts if name != "starting")
+# All verdicts of an engine; the others are of a target only.
+ENGINE_VERDICTS: Final = tuple(
+    name for name in catalogue.load().verdicts if name not in {"starting", "reachable"}
+)
 # Advice and context follow means of a minute; while verdict and findings stay they are renewed this often.
 RENEW_SECONDS: Final = 10.0
 
@@ -78,6 +83,9 @@ class Engine:
         self._thresholds = thresholds
         self._windows = Windows(thresholds.window, thresholds.long_window)
         self._baseline = Baseline()
+        self._pace = PaceWatch()
+        self._hold = GaugeHold()
+        self._causes = QueueCauses()
         self._judge = Judge()
         self._t: float | None = None
         self._verdict_seconds = dict.fromkeys(ENGINE_VERDICTS, 0.0)
@@ -88,8 +96,16 @@ class Engine:
 
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool) -> None:
         """Add one body; `judge` follows when all engines have theirs."""
+        snapshot = self._hold.fill(t, snapshot)
         self.history.observe(t, snapshot, start_time, whole=whole)
-        self._baseline.observe(self.history, frozen=self._judge.verdict in _FREEZING)
+        frozen = self._judge.verdict in _FREEZING
+        self._baseline.observe(self.history, frozen=frozen)
+        self._pace.observe(self.history, frozen=frozen)
+
+    @property
+    def gone(self) -> bool:
+        """Whether only counters that stand still are left of it."""
+        return self._hold.gone
 
     def judge(
         self, server_facts: ServerFacts, *, sharing: int, lora: LoraState | None, imbalanced: bool
@@ -108,7 +124,10 @@ class Engine:
         signals = compute(
             history, server_facts.facts, engines=sharing, windows=self._windows, level=self._baseline.level
         )
-        situation = describe(history, signals, self._baseline, server_facts.facts, self._thresholds, lora)
+        situation = describe(
+            history, signals, self._baseline, server_facts.facts, self._thresholds, lora, self._pace
+        )
+        situation.queue_cause = self._causes.observe(situation)
         judgement = self._judge.judge(situation)
         names = findings(situation)
         self._renew(situation, judgement.verdict, names, imbalanced=imbalanced)

@@ -16,6 +16,9 @@ _MASS_SHOWN_SECONDS: Final = 60.0
 # After a mass preemption the counter follows the gauges within this time.
 _MASS_COUNTED_SECONDS: Final = 15.0
 _INFERRED_LEAST: Final = 2.0
+# So many requests have to go back, and at most this share of them may be counted as preempted.
+_GIVEN_UP_LEAST: Final = 10.0
+_GIVEN_UP_COUNTED: Final = 0.3
 _OOM_KV: Final = 0.5
 
 
@@ -101,6 +104,18 @@ def _preemption_inferred(s: Situation) -> bool:
     return s.inferred >= _INFERRED_LEAST
 
 
+def _clients_give_up(s: Situation) -> bool:
+    """Requests went back to waiting, more than the counter of preemptions explains once it had the time."""
+    counted = s.history.increase("preemptions", s.history.window_start(s.t - s.thresholds.long_window))
+    if counted is None:
+        return False
+    columns = s.history.columns["requests_returned"]
+    begin = s.history.window_start(s.t - s.thresholds.long_window)
+    end = s.history.window_start(s.t - _MASS_COUNTED_SECONDS)
+    returned = columns[max(begin, end)] - columns[begin]
+    return returned >= _GIVEN_UP_LEAST and counted < _GIVEN_UP_COUNTED * returned
+
+
 def _duplicate_series(s: Situation) -> bool:
     return bool(s.history.snapshot and s.history.snapshot.duplicates)
 
@@ -128,6 +143,7 @@ FINDINGS: Final[Mapping[str, Callable[[Situation], bool]]] = {
     "suspect_out_of_memory": _suspect_out_of_memory,
     "mass_preemption": _mass_preemption,
     "preemption_inferred": _preemption_inferred,
+    "clients_give_up": _clients_give_up,
     "stale_gauges": _stale_gauges,
     "max_model_len_exceeds_pool": _max_model_len_exceeds_pool,
     "kv_too_small": _kv_too_small,

@@ -38,7 +38,7 @@ KEEP_POLLS: Final = 1400  # two polls a second; at shorter intervals the ring co
 MINUTE: Final = 60.0
 # A fall of running with a rise of waiting counts as preemption only if KV was this full this recently.
 INFER_KV_FULL: Final = 0.9
-INFER_KV_SECONDS: Final = 10.0
+INFER_KV_SECONDS: Final = 2.0
 # Between polls further apart than this nothing is inferred.
 INFER_GAP_SECONDS: Final = 5.0
 # A mass preemption sends back at least this many, and this share, of the running requests at once.
@@ -51,6 +51,7 @@ MOST_COUNTED: Final = 1e18
 _EXACT: Final = 2.0**53
 _NAN: Final = math.nan
 _INFERRED: Final = "preemptions_inferred"
+_RETURNED: Final = "requests_returned"
 
 
 class Fall(NamedTuple):
@@ -83,16 +84,18 @@ class History:
         seen: readings that this process has had.
         moved_at: time of the last sign of work; time asleep does not count as a standstill.
         worked_at: time when a request was last seen, or could have been, running or waiting.
+        finished_at: time when a request last finished, else of the first poll.
         falls: the last times when most of the running requests went back to waiting at once.
     """
 
     def __init__(self) -> None:
         self.times = array("d")
-        self.columns = {name: array("d") for name in (*GAUGES, *COUNTERS, _INFERRED)}
+        self.columns = {name: array("d") for name in (*GAUGES, *COUNTERS, _INFERRED, _RETURNED)}
         self._gauges = [(name, self.columns[name].append) for name in GAUGES]
         self._counters = [(name, self.columns[name].append) for name in COUNTERS]
         self.own: dict[str, float] = {}
         self.inferred = 0.0
+        self.returned = 0.0
         self.snapshot: Snapshot | None = None
         self.restarts = 0
         self.restart: Restart | None = None
@@ -101,9 +104,11 @@ class History:
         self.seen: set[str] = set()
         self.moved_at = _NAN
         self.worked_at = _NAN
+        self.finished_at = _NAN
         self.falls: deque[Fall] = deque(maxlen=KEEP_FALLS)
         self.prompt_lengths = LengthWindow()
         self.output_lengths = LengthWindow()
+        self.request_seconds = LengthWindow()
         self.sources = SourceWatch()
         self._last: dict[str, float] = {}
         self._usage: float | None = None
@@ -130,7 +135,7 @@ class History:
         """
         values = snapshot.values
         if self.snapshot is None:
-            self.moved_at = self.worked_at = t
+            self.moved_at = self.worked_at = self.finished_at = t
         # Each counter has its own creation time; a truncated body may have only that of another counter.
         origin = start_time if start_time is not None or not whole else values.get("created")
         step = self.sources.step(t, origin, self._last, values)
@@ -160,6 +165,7 @@ class History:
         elif step == "new":
             self._last = {}  # the new process counts from zero
             self.prompt_lengths, self.output_lengths = LengthWindow(), LengthWindow()
+            self.request_seconds = LengthWindow()
             if not mixed:
                 self._note_restart(t)
         if (self._mixed and not mixed) or (whole and not self._whole_body_seen):
@@ -210,6 +216,8 @@ class History:
         usage = values.get("kv_usage", self._usage)
         if usage != self._usage or any(map(self._moved, PROGRESS)):
             self.moved_at = t
+        if self._moved("requests_finished"):
+            self.finished_at = t
 
     def _moved(self, name: str) -> bool:
         own = self.own.get(name)
@@ -228,6 +236,7 @@ class History:
         for name, append in self._counters:
             append(own.get(name, _NAN))
         self.columns[_INFERRED].append(self.inferred)
+        self.columns[_RETURNED].append(self.returned)
         usage = values.get("kv_usage")
         if usage is not None:
             self._usage = usage
@@ -238,6 +247,7 @@ class History:
         for reading, window in (
             ("prompt_length", self.prompt_lengths),
             ("output_length", self.output_lengths),
+            ("request_seconds", self.request_seconds),
         ):
             buckets = snapshot.buckets.get(reading)
             if buckets:

@@ -15,13 +15,16 @@ _LEAVE: Final = 0.6
 _KV_FULL: Final = 0.8
 _KV_APART: Final = 0.4
 
+_HANGS_SECONDS: Final = 15.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """Means over the queue window: requests in the engine, and its KV usage."""
+    """Means over the queue window: requests in the engine, and its KV usage; and whether it stands still."""
 
     requests: float
     kv_usage: float
+    hangs: bool
 
 
 class ImbalanceWatch:
@@ -54,7 +57,8 @@ def _load(history: History, thresholds: AnalysisConfig) -> _Load | None:
     usage = history.mean("kv_usage", start)
     if running is None or waiting is None or usage is None or history.span(start) < thresholds.queue_window:
         return None
-    return _Load(running + waiting, usage)
+    hangs = running > 0 and t - history.moved_at > _HANGS_SECONDS
+    return _Load(running + waiting, usage, hangs)
 
 
 def _is_imbalanced(loads: Sequence[_Load], factor: float, least: int) -> bool:
@@ -62,6 +66,8 @@ def _is_imbalanced(loads: Sequence[_Load], factor: float, least: int) -> bool:
     if total < least:
         return False
     mean = total / len(loads)
+    if max(loads, key=lambda load: load.requests).hangs:  # its requests are what it is stuck with
+        return False
     if max(load.requests for load in loads) >= factor * mean:
         return True
     usages = [load.kv_usage for load in loads]

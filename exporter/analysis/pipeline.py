@@ -27,6 +27,8 @@ UNREADABLE: Final = "unreadable_body"
 FORGET_SECONDS: Final = 3600.0
 # The most engines of one target, however its label sets change.
 MAX_REMEMBERED: Final = 256
+# A server whose polls fail is not unreachable before so many of them: a busy one misses some.
+_PATIENCE_POLLS: Final = 4.5
 _IMBALANCE: Final = "dp_imbalance"
 
 
@@ -66,6 +68,13 @@ class TargetReading:
     unreadable: int = 0
     engines: Mapping[EngineKey, EngineReading] = field(default_factory=dict)
     models: Mapping[str, ModelReading] = field(default_factory=dict)
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of the target, its engines and its models."""
+        engines = (engine.judgement.severity for engine in self.engines.values())
+        models = (model.severity for model in self.models.values())
+        return max([self.judgement.severity, *engines, *models])
 
 
 class Pipeline:
@@ -160,7 +169,9 @@ class Pipeline:
                 self._engines[key] = Engine(self._analysis)
                 self._engines = dict(sorted(self._engines.items()))
             self._engines[key].observe(t, snapshot, exposition.start_time, whole=not exposition.truncated)
-        present = [key for key in self._engines if key in exposition.engines]
+        present = [
+            key for key, engine in self._engines.items() if key in exposition.engines and not engine.gone
+        ]
         fresh = any(_just_restarted(self._engines[key], t) for key in present)
         self.restarts += fresh  # one process, whatever the number of its engines
         self._present = len(present)
@@ -172,7 +183,7 @@ class Pipeline:
                 lora=exposition.lora,
                 imbalanced=self._models[key.model].imbalanced,
             )
-        self._miss(t, exposition)
+        self._miss(t, present, truncated=exposition.truncated)
 
     def _watch_models(self, present: list[EngineKey]) -> None:
         models = {key.model for key in present}
@@ -182,13 +193,13 @@ class Pipeline:
                 [self._engines[key].history for key in present if key.model == model], self._analysis
             )
 
-    def _miss(self, t: float, exposition: Exposition) -> None:
+    def _miss(self, t: float, present: list[EngineKey], *, truncated: bool) -> None:
         """Mark the engines that a good body lacks as stale, and forget those that are gone for long.
 
         A truncated body proves nothing about the engines that it does not name.
         """
-        absent = {key: engine for key, engine in self._engines.items() if key not in exposition.engines}
-        self._missing = frozenset(absent) if not exposition.truncated else self._missing & frozenset(absent)
+        absent = {key: engine for key, engine in self._engines.items() if key not in present}
+        self._missing = frozenset(absent) if not truncated else self._missing & frozenset(absent)
         for key, engine in absent.items():
             if t - engine.history.times[-1] > FORGET_SECONDS:
                 del self._engines[key]
@@ -213,7 +224,11 @@ class Pipeline:
     def _reading(self, t: float, error: str | None, *, answered: bool, unreadable: int) -> TargetReading:
         judgement = judge_target(self._state(t, answered=answered), self._verdict)
         self._verdict = judgement.verdict
-        engines = {key: engine.reading for key, engine in self._engines.items() if engine.reading is not None}
+        engines = {
+            key: engine.reading
+            for key, engine in self._engines.items()
+            if engine.reading is not None and not engine.gone
+        }
         models = {name: _MODELS[watch.imbalanced] for name, watch in self._models.items()}
         return TargetReading(
             t=t,
@@ -235,7 +250,7 @@ class Pipeline:
             since_good=None if self._good_at is None else t - self._good_at,
             since_start=t - (self._started_at or 0.0),
             grace=float(grace),
-            patience=max(self._analysis.max_age, 2 * self._interval),
+            patience=max(self._analysis.max_age, _PATIENCE_POLLS * self._interval),
             engines=self._present if self._good_at == t else 0,
             missing=len(self._missing),
         )

@@ -10,14 +10,19 @@ from typing import Final, NamedTuple
 
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
+from exporter.analysis.pace import PaceWatch
 from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
 
-__all__ = ["Counts", "Queue", "Situation", "Throughput", "describe"]
+__all__ = ["Counts", "Queue", "Situation", "Steps", "Throughput", "describe", "uncounted"]
 
 # Inferred preemptions count this long, until the server's own counter must have moved.
 _INFERRED_SECONDS: Final = 15.0
+# Blocks are filled before tokens are counted; beyond this factor it is not that.
+_UNCOUNTED: Final = 2.0
+# Blocks are taken whole; fewer tokens than this may be their ends.
+_LEAST_UNCOUNTED: Final = 256.0
 _BUSY_SECONDS: Final = 1.5
 # Tokens per second have fallen if the last polls have this share of the best rate before them. A rate needs
 # polls this far apart.
@@ -30,14 +35,16 @@ class Counts(NamedTuple):
     """Events of one window; unknown counts read as 0, because they prove nothing.
 
     Attributes:
-        preempted: counted by the server, or inferred from its gauges where those show more.
+        preempted: counted by the server, and those of the last 15 s that only its gauges show yet.
         finished: requests that finished.
         counted: preemptions that the server counted.
+        inferred: preemptions that the gauges show, whether they were counted or not.
     """
 
     preempted: float
     finished: float
     counted: float
+    inferred: float
 
 
 class Queue(NamedTuple):
@@ -50,8 +57,10 @@ class Queue(NamedTuple):
         kv_usage_mean: KV usage, on average.
         free_tokens: tokens of the pool that were free for waiting requests, on average.
         longest_prompt: tokens of the longest prompts seen (p99), else the longest that the model accepts.
+        overhead: tokens that every request holds beyond its prompt and its answer, as on hybrid models.
         has_room: whether the longest prompts would fit into the free tokens; None without a KV reading.
         seats_share: share of the polls in which all seats, or all but one, were taken.
+        running_most: the most requests that ran at once.
     """
 
     waiting_share: float | None
@@ -60,8 +69,29 @@ class Queue(NamedTuple):
     kv_usage_mean: float | None
     free_tokens: float | None
     longest_prompt: float | None
+    overhead: float
     has_room: bool | None
     seats_share: float | None
+    running_most: float | None
+
+
+class Steps(NamedTuple):
+    """The engine's steps, over `queue_window`.
+
+    Attributes:
+        tokens: computed per step, prompts and answers; a step without an output is not counted as one.
+        prompt_share: share of their time that computing prompts explains.
+        slow_factor: times the longest time that this load explains, in the burst window, in half and in twice
+            of it; the smallest of these.
+        uncounted: tokens of prompts that are being computed: KV grows by more than was counted.
+        computes_prompt: whether those are most of the growth.
+    """
+
+    tokens: float | None
+    prompt_share: float | None
+    slow_factor: float | None
+    uncounted: float
+    computes_prompt: bool
 
 
 class Throughput(NamedTuple):
@@ -94,6 +124,8 @@ class Situation:
         seats: `max_num_seqs`, or what takes its place.
         requests: running and waiting, on average over the window of rates.
         idle: seconds since the last sign of work.
+        unfinished: seconds since a request finished, or since the engine was first seen.
+        queue_cause: the verdict about the queue that explains most of the waiting of the last minutes.
         busy: whether a request ran or waited within the last seconds.
         span: seconds of history within `long_window`.
     """
@@ -112,12 +144,16 @@ class Situation:
     inferred: float
     preempted_ago: float | None
     queue: Queue
+    steps: Steps
     throughput: Throughput
+    pace: PaceWatch
     seats: float | None
     requests: float | None
     idle: float
+    unfinished: float
     busy: bool
     span: float
+    queue_cause: str | None = None
 
     def number(self, fact: str) -> float | None:
         """Return a fact of the server as a number; None where it is unknown or no number."""
@@ -153,10 +189,15 @@ class Situation:
 
     @property
     def tokens_fell(self) -> bool | None:
-        """Whether tokens per second are abnormally far below the engine's own level; None if unknown."""
+        """Whether tokens per second are abnormally far below the engine's own level; None if unknown.
+
+        A long prompt that is being computed takes the steps of the answers; that is no harm.
+        """
         now, level = self.throughput
         if now is None or level is None or level <= 0:
             return None
+        if self.steps.computes_prompt:
+            return False
         return now < self.thresholds.tokens_fallen * level
 
 
@@ -167,6 +208,7 @@ def describe(
     server_facts: Mapping[str, object],
     thresholds: AnalysisConfig,
     lora: LoraState | None,
+    pace: PaceWatch,
 ) -> Situation:
     """Describe the situation after the last successful poll."""
     t = history.times[-1]
@@ -188,21 +230,27 @@ def describe(
         long=_counts(history, long),
         inferred=_only_inferred(history, history.window_start(t - _INFERRED_SECONDS)),
         preempted_ago=_preempted_ago(history, thresholds),
-        queue=_queue(history, signals, server_facts, thresholds, seats),
+        queue=_queue(history, signals, server_facts, thresholds, seats, pace),
+        steps=_steps(history, signals, thresholds, pace),
         throughput=_throughput(history, baseline, burst),
+        pace=pace,
         seats=seats,
         requests=_requests(history, minute),
         idle=t - history.moved_at,
+        unfinished=t - history.finished_at,
         busy=_busy(history),
         span=history.span(long),
     )
 
 
 def _counts(history: History, start: int) -> Counts:
-    counted = history.increase("preemptions", start) or 0.0
-    inferred = history.increase("preemptions_inferred", start) or 0.0
+    counted = history.increase("preemptions", start)
     finished = history.increase("requests_finished", start) or 0.0
-    return Counts(max(counted, inferred), finished, counted)
+    inferred = history.increase("preemptions_inferred", start) or 0.0
+    if counted is None:
+        return Counts(inferred, finished, 0.0, inferred)
+    recent = history.window_start(history.times[-1] - _INFERRED_SECONDS)
+    return Counts(counted + _only_inferred(history, max(start, recent)), finished, counted, inferred)
 
 
 def _only_inferred(history: History, start: int) -> float:
@@ -217,6 +265,7 @@ def _queue(
     server_facts: Mapping[str, object],
     thresholds: AnalysisConfig,
     seats: float | None,
+    pace: PaceWatch,
 ) -> Queue:
     start = history.window_start(history.times[-1] - thresholds.queue_window)
     kv_usage = history.mean("kv_usage", start)
@@ -224,6 +273,7 @@ def _queue(
     reserved = as_number(server_facts.get("watermark")) or 0.0  # free, but not for waiting requests
     free = None if kv_usage is None or capacity is None else (1 - kv_usage - reserved) * capacity
     longest = _longest_prompt(history, server_facts)
+    overhead = _overhead(history, capacity, pace)
     return Queue(
         waiting_share=history.share("requests_waiting", start, 0.5),
         waiting_mean=history.mean("requests_waiting", start),
@@ -231,9 +281,96 @@ def _queue(
         kv_usage_mean=kv_usage,
         free_tokens=free,
         longest_prompt=longest,
-        has_room=_has_room(kv_usage, free, longest, thresholds),
+        overhead=overhead,
+        has_room=_has_room(kv_usage, free, longest, overhead, thresholds),
         seats_share=None if seats is None else history.share("requests_running", start, max(1.0, seats - 1)),
+        running_most=history.highest("requests_running", start),
     )
+
+
+def _overhead(history: History, capacity: float | None, pace: PaceWatch) -> float:
+    """Tokens that every request holds whatever its lengths: what even the emptiest time does not explain.
+
+    Requests of hybrid models hold the state of some layers, those with a draft model its KV too.
+    """
+    least = pace.used_per_request()
+    prompts, outputs = history.prompt_lengths.lengths(), history.output_lengths.lengths()
+    if least is None or capacity is None or prompts is None or prompts.mean is None:
+        return 0.0
+    answer = outputs.mean if outputs is not None and outputs.mean is not None else 0.0
+    return max(0.0, least * capacity - prompts.mean - answer)
+
+
+def _steps(history: History, signals: Signals, thresholds: AnalysisConfig, pace: PaceWatch) -> Steps:
+    t = history.times[-1]
+    start = history.window_start(t - thresholds.queue_window)
+    growth, computes = uncounted(history, start, signals.kv_capacity_tokens)
+    tokens = _tokens_per_step(history, start)
+    seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
+    factors = [
+        _slow_factor(history, history.window_start(t - window), signals.kv_capacity_tokens, pace)
+        for window in (thresholds.burst_window / 2, thresholds.burst_window, 2 * thresholds.burst_window)
+    ]
+    known = [factor for factor in factors if factor is not None]
+    return Steps(
+        tokens=tokens,
+        prompt_share=None if tokens is None or seconds is None else pace.prompt_share(seconds, tokens),
+        slow_factor=None if None in factors[1:] else min(known),
+        uncounted=growth,
+        computes_prompt=computes,
+    )
+
+
+def uncounted(history: History, start: int, capacity: float | None) -> tuple[float, bool]:
+    """Tokens by which KV usage grew beyond what was counted, and whether they are most of the growth.
+
+    A prompt is counted with its first output; until then only the KV usage shows that it is being computed.
+    """
+    usage = history.columns["kv_usage"]
+    growth = usage[-1] - usage[start]
+    if not growth > 0 or not history.columns["requests_running"][-1] > 0:
+        return 0.0, False
+    counted = sum(history.increase(name, start) or 0.0 for name in ("generation_tokens", "prompt_tokens"))
+    if capacity is None:
+        return 0.0, counted == 0
+    beyond = max(0.0, growth * capacity - counted)
+    return beyond, beyond >= _LEAST_UNCOUNTED and growth * capacity > _UNCOUNTED * counted
+
+
+def _tokens_per_step(history: History, start: int) -> float | None:
+    """Tokens computed per step; prompt tokens from the prefix cache are none."""
+    steps = history.increase("engine_steps", start)
+    generated, prompts = (
+        history.increase("generation_tokens", start),
+        history.increase("prompt_tokens", start),
+    )
+    if not steps or generated is None or prompts is None:
+        return None
+    computed = history.increase("prompt_tokens_computed", start)
+    if computed is None:
+        computed = max(0.0, prompts - (history.increase("prefix_hits", start) or 0.0))
+    return (generated + min(computed, prompts)) / steps
+
+
+def _slow_factor(history: History, start: int, capacity: float | None, pace: PaceWatch) -> float | None:
+    """How many times the longest plausible time of this load a step takes; None if unknown."""
+    steps = history.increase("engine_steps", start)
+    seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
+    running = history.mean("requests_running", start)
+    if not steps or seconds is None or not running:
+        return None
+    growth, computes = uncounted(history, start, capacity)
+    again = (history.increase("preemptions", start) or 0.0) * _held(history, start, capacity)
+    prompts = (history.increase("prompt_tokens", start) or 0.0) + growth + again
+    expected = None if computes else pace.expected(running, prompts / steps)
+    # One token that came late is no slow step: the steps have to be few as well.
+    return None if expected is None else min(seconds, history.span(start) / steps) / expected
+
+
+def _held(history: History, start: int, capacity: float | None) -> float:
+    """Tokens that a running request holds."""
+    usage, running = history.mean("kv_usage", start), history.mean("requests_running", start)
+    return usage * capacity / running if usage and running and capacity else 0.0
 
 
 def _throughput(history: History, baseline: Baseline, start: int) -> Throughput:
@@ -273,13 +410,17 @@ def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> flo
 
 
 def _has_room(
-    kv_usage: float | None, free: float | None, longest: float | None, thresholds: AnalysisConfig
+    kv_usage: float | None,
+    free: float | None,
+    longest: float | None,
+    overhead: float,
+    thresholds: AnalysisConfig,
 ) -> bool | None:
     """Whether the head of the queue would be admitted: only as a whole, and no request overtakes it."""
     if kv_usage is None:
         return None
     if free is not None and longest is not None:
-        return free >= longest
+        return free >= longest + overhead
     return kv_usage < thresholds.kv_full
 
 

@@ -7,8 +7,10 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 
-__all__ = ["TargetJudgement", "TargetState", "judge_target"]
+__all__ = ["REACHABLE", "TargetJudgement", "TargetState", "judge_target"]
 
+REACHABLE: Final = "reachable"
+"""The verdict of a target with an engine that can be read; the rest is in its engines' verdicts."""
 _ENGINE_MISSING: Final = "engine_missing"
 
 
@@ -59,11 +61,11 @@ def judge_target(state: TargetState, current: str | None) -> TargetJudgement:
             return _judgement("metrics_missing")
         if state.missing:
             finding = catalogue.load().findings[_ENGINE_MISSING]
-            return TargetJudgement("healthy", finding.severity, (finding.name,), finding.fixes)
-        return _judgement("healthy")
+            return TargetJudgement(REACHABLE, finding.severity, (finding.name,), finding.fixes)
+        return _judgement(REACHABLE)
     if state.since_good is None:
         return _judgement("starting" if state.since_start < state.grace else "unreachable")
-    return _judgement("unreachable" if state.since_good > state.patience else current or "healthy")
+    return _judgement("unreachable" if state.since_good > state.patience else current or REACHABLE)
 
 
 @cache

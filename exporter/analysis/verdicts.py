@@ -56,7 +56,9 @@ class Judge:
 
     def judge(self, situation: Situation) -> Judgement:
         """Judge after a successful poll: the first verdict in the order that applies."""
-        hold = situation.thresholds.hold
+        restart = situation.history.restart
+        renewed = restart is not None and restart.at > self._changed  # the old verdict is of another process
+        hold = 0.0 if renewed else situation.thresholds.hold
         for rule in ORDER:
             current = rule.verdict == self.verdict
             evidence = rule.applies(situation, current)
@@ -64,6 +66,10 @@ class Judge:
                 severity = catalogue.load().verdicts[rule.verdict].severity
                 if rule.is_critical is not None and rule.is_critical(situation, current and self._critical):
                     severity = Severity.CRITICAL
+                elif (
+                    severity < Severity.WARNING and rule.is_warning is not None and rule.is_warning(situation)
+                ):
+                    severity = Severity.WARNING
                 return self._move(situation.t, rule.verdict, severity, evidence, hold)
         return self._move(situation.t, HEALTHY, catalogue.load().verdicts[HEALTHY].severity, (), hold)
 

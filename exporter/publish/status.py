@@ -102,7 +102,7 @@ def _target(reading: TargetReading) -> dict[str, Any]:
     return {
         "up": reading.up,
         "verdict": judgement.verdict,
-        "severity": judgement.severity.value,
+        "severity": reading.severity.value,
         "findings": list(judgement.findings),
         "fixes": list(judgement.fixes),
     }

@@ -9,6 +9,7 @@ from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.status import engine_names
 
@@ -49,7 +50,7 @@ def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
     """Yield the report of a target, line by line."""
     table = catalogue.load()
     judgement = reading.judgement
-    if judgement.verdict != "healthy" or not reading.engines:
+    if judgement.verdict != REACHABLE or not reading.engines:
         entry = table.verdicts[judgement.verdict]
         yield f"Target: {paint(_title(judgement.verdict), judgement.severity)}"
         yield f"  {entry.summary}"

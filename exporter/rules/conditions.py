@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity, Verdict
-from exporter.config import AnalysisConfig
 from exporter.publish.alerts.table import PAGE_SHARE, Alert
 from exporter.rules.promql import Series, aggregated, equals
 
@@ -59,19 +58,11 @@ class Conditions:
         return f"{self._verdict(name)} == 1"
 
     def _critical(self, verdict: Verdict) -> str:
-        """Return the engines in the verdict, for a warning only those with a queue that hardly drains.
-
-        The verdict's series has no severity. The exporter makes it critical where more requests wait than
-        finish in `analysis.drain_critical`; this compares the same two series.
-        """
+        """Return engines in the verdict, where it is not always critical those in which it is."""
         if verdict.severity is Severity.CRITICAL:
             return self._in(verdict.name)
-        waiting = f"avg_over_time({self._series.of('requests_waiting')}[5m])"
-        finished = f"rate({self._series.of('requests_finished')}[5m])"
-        return (
-            f"{self._in(verdict.name)}\nand\n{aggregated('max', self._engine, waiting)}\n"
-            f"> {AnalysisConfig().drain_critical:g} *\n{aggregated('max', self._engine, finished)}"
-        )
+        severity = aggregated("max", self._engine, self._series.last("severity"))
+        return f"{self._in(verdict.name)}\nand\n{severity} == {Severity.CRITICAL.rank}"
 
     def _share(self, verdict: Verdict, condition: str) -> str:
         """Return the share of a model's engines for which a condition applies."""

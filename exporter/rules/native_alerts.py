@@ -75,12 +75,12 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
         ),
         NativeAlert(
             "preemption_thrash", c.storm, (_RATE, _KV, _RUNNING), page=True,
-            comment="At least as many preemptions as finished requests, and more than long answers have in\n"
+            comment="About as many preemptions as finished requests, and more than long answers have in\n"
             "a healthy engine; the pool was full at its peak, whatever it reads now.",
         ),
         NativeAlert(
             "kv_bound", f"{c.waiting}\nand {c.full}{_unless(c.storm, c.deferred)}", queue,
-            summary="Requests wait, the KV pool is full, and few are preempted.",
+            summary="Requests wait, and the KV pool is full.",
         ),
         NativeAlert(
             "seat_bound", f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}", queue,

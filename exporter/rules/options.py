@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from exporter.config import AnalysisConfig
 from exporter.config.labels import LABEL_NAME, is_label_name
 
 __all__ = ["JOB", "NATIVE_JOB", "THRESHOLDS", "Options", "Thresholds", "add_arguments"]
@@ -62,7 +63,7 @@ class Thresholds:
         deferred_share: share of the waiting requests that wait for something other than capacity.
     """
 
-    preemptions_per_request: float = 1.0
+    preemptions_per_request: float = AnalysisConfig().thrash_ratio
     preemptions: float = 5.0
     seconds_between: float = 300.0
     kv_full: float = 0.9

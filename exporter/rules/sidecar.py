@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import Severity, Timing
+from exporter.analysis.catalogue import Severity, Timing, Verdict
 from exporter.publish.alerts.table import IDENTITY, Alert, alerts
 from exporter.rules.conditions import Conditions
 from exporter.rules.fleet import fleet
@@ -68,8 +68,7 @@ def _comment(alert: Alert, others: Sequence[Alert]) -> str:
         return "A server that was never read has no model to page by, so it pages itself."
     if alert.critical_only and alert.entry.severity is not Severity.CRITICAL:
         return (
-            "The verdict's series has no severity. As in the exporter, this is critical where more requests\n"
-            "wait than finish within ten minutes."
+            f"Critical in this case: {alert.entry.critical_when}" if isinstance(alert.entry, Verdict) else ""
         )
     return "The second half is for a server of which no engine can be read." if others else ""
 

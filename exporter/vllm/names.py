@@ -84,6 +84,7 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("prompt_length", "buckets", "request_prompt_tokens_bucket"),
     Name("output_length_sum", "counter", "request_generation_tokens_sum"),
     Name("output_length", "buckets", "request_generation_tokens_bucket"),
+    Name("request_seconds", "buckets", "e2e_request_latency_seconds_bucket"),
     # Caches: tokens since 0.9, blocks before; ratios are right either way.
     Name("prefix_queries", "counter", "prefix_cache_queries", "0.9"),
     Name("prefix_queries", "counter", "gpu_prefix_cache_queries", "0.7.3", "0.10"),

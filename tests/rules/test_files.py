@@ -119,9 +119,10 @@ def test_who_wants_it_is_paged_by_engine(capsys):
     """Then no alert of a model is left that a verdict raises."""
     by_engine = alerts(rules(capsys, "--page-by", "engine"))
     assert not [name for name in by_engine if name.startswith("VllmModel")]
+    assert by_engine["VllmEngineStalled"]["labels"]["severity"] == "critical"
     assert by_engine["VllmPreemptionThrash"]["labels"]["severity"] == "critical"
-    assert by_engine["VllmSeatBound"]["labels"]["severity"] == "warning"
-    assert "> 600" in by_engine["VllmDeferredWait"]["expr"]
+    assert by_engine["VllmKvPressureRising"]["labels"]["severity"] == "warning"
+    assert "vllm_pressure_severity" in by_engine["VllmDeferredWait"]["expr"]
 
 
 def test_a_selector_stands_in_every_series(capsys):

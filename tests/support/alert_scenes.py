@@ -158,18 +158,17 @@ def model_tale(alert: str, entry: Verdict) -> Tale:
     )
 
 
-def deferred_tale(alert: str, entry: Verdict) -> Tale:
-    """Six wait and one finishes in two minutes is 12 minutes of queue; at five it is ten."""
-    waiting = of("vllm_pressure_requests_waiting", **ENGINE)
-    finished = of("vllm_pressure_requests_finished_total", **ENGINE)
-    steady = {finished: "+0.125", **ranks(entry), verdict(entry.name): "1"}
+def raised_tale(alert: str, entry: Verdict) -> Tale:
+    """The verdict is there all the time, as a warning and then critical."""
+    severity = of("vllm_pressure_severity", **ENGINE)
     return Tale(
         alert,
         "critical",
-        quiet={waiting: "1"},
-        trouble={waiting: "6"},
-        below={waiting: "4.9"},
-        steady=steady,
+        quiet={severity: "2"},
+        trouble={severity: "3"},
+        below={severity: "2"},
+        steady={**NUMBERS, **ranks(entry), verdict(entry.name): "1"},
+        exact=True,
     )
 
 
@@ -191,7 +190,7 @@ def sidecar_tales() -> list[Tale]:
         if isinstance(entry, Verdict) and alert.scope == "engine":
             tales.append(engine_tale(alert.name, severity, entry))
         elif isinstance(entry, Verdict) and alert.scope == "model":
-            make = deferred_tale if entry.critical_when else model_tale
+            make = raised_tale if entry.critical_when else model_tale
             tales.append(make(alert.name, entry))
         elif isinstance(entry, Verdict):
             tales.append(target_tale(alert.name, severity, entry))

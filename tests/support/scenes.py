@@ -184,7 +184,9 @@ def situation(stage: Stage, name: str = "0") -> Situation:
     played = next(one for key, one in stage.pipeline._engines.items() if key.name == name)
     reading = engine_of(stage.readings[-1], name)
     facts = reading.server_facts.facts
-    return describe(played.history, reading.signals, played._baseline, facts, AnalysisConfig(), None)
+    return describe(
+        played.history, reading.signals, played._baseline, facts, AnalysisConfig(), None, played._pace
+    )
 
 
 def withheld(reading: TargetReading, name: str = "0") -> set[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import Advice, FixAdvice, RejectedFix
 from exporter.analysis.pipeline import TargetReading
@@ -31,13 +32,14 @@ PATIENCE = 15.0
 def wearing(reading: TargetReading, verdict: str) -> TargetReading:
     """Return the reading with another verdict of its engines, and all of that verdict's catalogue entry."""
     entry = catalogue.load().verdicts[verdict]
+    severity = Severity.CRITICAL if verdict == "preemption_thrash" else entry.severity
     evidence = (Evidence("preemptions_per_second", 1.5), Evidence("kv_usage_max_ratio", 0.98, 0.9))
     fixes = tuple(FixAdvice(name, flag=catalogue.load().fixes[name].flag_with(None)) for name in entry.fixes)
     advised = Advice(fixes, tuple(RejectedFix(*pair) for pair in entry.not_help.items()))
     engines = {
         key: replace(
             engine,
-            judgement=Judgement(verdict, entry.severity, evidence, reading.t - 60),
+            judgement=Judgement(verdict, severity, evidence, reading.t - 60),
             advice=advised,
         )
         for key, engine in reading.engines.items()

@@ -37,11 +37,13 @@ class VerdictRule:
         applies: returns the evidence, or None where the verdict does not apply.
         is_critical: for a verdict that is less than critical as a rule: whether it is critical here. Takes
             the situation and whether it is critical already.
+        is_warning: the same for a verdict that is less than a warning as a rule.
     """
 
     verdict: str
     applies: Condition
     is_critical: Callable[[Situation, bool], bool] | None = None
+    is_warning: Callable[[Situation], bool] | None = None
 
 
 def some(

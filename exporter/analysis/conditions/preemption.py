@@ -3,6 +3,8 @@
 from typing import Final
 
 from exporter.analysis.conditions.evidence import Evidence, some
+from exporter.analysis.conditions.queue import is_long, nothing_finishes
+from exporter.analysis.queue_causes import steps_are_full
 from exporter.analysis.situation import Situation
 
 # Fewer finished requests than this say little about a ratio.
@@ -10,6 +12,12 @@ _LEAST_FINISHED: Final = 3
 # Preemptions that recompute this share of all tokens are a storm even where nothing else is known.
 _RECOMPUTED_STORM: Final = 0.8
 _STORM_PREEMPTED: Final = 10
+# Harm: latency times its usual, work done twice, and how much less of either is enough to stay critical.
+_DOUBLED: Final = 2.0
+_TWICE_MATTERS: Final = 0.25
+_LESS_TO_STAY: Final = 0.75
+# Calm times with this share of the present requests tell what is usual.
+_AS_MANY: Final = 0.7
 # At most so many in the long window come one by one.
 _ONE_BY_ONE: Final = 6
 # Not the signal of nearly that name, which is the rate of a minute.
@@ -18,10 +26,41 @@ _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Preemptions with little completed work."""
-    if not s.busy or _is_not_kv(s):
+    if not s.busy or _is_not_kv(s) or steps_are_full(s):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
     return (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
+
+
+def thrash_is_critical(s: Situation, critical: bool) -> bool:
+    """Whether the storm does harm that can be named; where no usual level is known, work done twice."""
+    if s.tokens_fell or nothing_finishes(s, critical):
+        return True
+    margin = _LESS_TO_STAY if critical else 1.0
+    if _latency_grew(s, _DOUBLED * margin):
+        return True
+    if _usual_is_known(s):
+        return False
+    again, ratio = s.signals.recomputed_ratio, s.thresholds.thrash_ratio * margin
+    return s.minute.preempted >= ratio * s.minute.finished and (again or 0.0) >= _TWICE_MATTERS * margin
+
+
+def _latency_grew(s: Situation, factor: float) -> bool:
+    """Whether answers come, or tokens follow each other, so many times slower than in calm times."""
+    now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds()
+    if now is not None and usual is not None and now >= factor * usual:
+        return True
+    start = s.history.window_start(s.t - s.thresholds.window)
+    latency = s.pace.calm_latency()
+    if latency is None or s.requests is None or s.history.span(start) < s.thresholds.window / 2:
+        return False
+    return s.requests * s.history.span(start) >= factor * latency * max(1.0, s.minute.finished)
+
+
+def _usual_is_known(s: Situation) -> bool:
+    """Whether calm times with about as many requests were seen."""
+    requests = s.requests
+    return requests is not None and any(each.requests >= _AS_MANY * requests for each in s.pace.calm)
 
 
 def _burst(s: Situation) -> tuple[Evidence, ...] | None:
@@ -57,7 +96,8 @@ def _sustained(s: Situation) -> tuple[Evidence, ...] | None:
     if not enough or not _goes_on(s) or s.answers_outlast_window:
         return None
     ratio = s.minute.preempted / s.minute.finished
-    if ratio < thresholds.thrash_ratio:
+    # Beside a long queue fewer are no trifle.
+    if ratio < (thresholds.thrash_leave_ratio if is_long(s) else thresholds.thrash_ratio):
         return None
     return some(
         ("preemptions_per_finished_request", ratio, thresholds.thrash_ratio),
@@ -99,7 +139,7 @@ def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
     storm = _goes_on(s) and not _answers_are_long(s)
     starved = (
         s.tokens_fell is True
-        and s.long.preempted > 0
+        and max(s.long.counted, s.long.inferred) > 0
         and s.half_minute.finished <= max(1.0, s.half_minute.preempted)
     )
     if not storm and not starved:
@@ -166,9 +206,23 @@ def _is_not_kv(s: Situation) -> bool:
 
 def preemption_light(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Some preemptions, and work gets done."""
+    if is_long(s) and not _many(s):  # then the queue says more
+        return None
     if not _preempts_lately(s, current) or _hardly_any(s, current):
         return None
     return _light_evidence(s)
+
+
+def _many(s: Situation) -> bool:
+    """Whether preemptions are many per finished request, and KV is what the queue waits for."""
+    if s.queue_cause not in {None, "kv_bound", "queue_not_kv"}:
+        return False
+    return s.long.preempted > 1 and s.long.preempted >= s.thresholds.thrash_leave_ratio * s.long.finished
+
+
+def light_is_warning(s: Situation) -> bool:
+    """Whether a long queue makes it more than a trifle."""
+    return is_long(s)
 
 
 def preemption_rare(s: Situation, current: bool) -> tuple[Evidence, ...] | None:

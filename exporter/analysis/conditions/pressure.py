@@ -2,16 +2,21 @@
 
 from typing import Final
 
+from exporter.analysis.baseline import Pace
 from exporter.analysis.conditions.evidence import Evidence, some
 from exporter.analysis.median import median
-from exporter.analysis.situation import Situation
+from exporter.analysis.situation import Situation, uncounted
 
 # So many slices in a row are slow, of those of the last minutes whose load was seen before.
 _SLOW_SLICES: Final = 4
 _SLOW_SPAN: Final = 120.0
-_PRESSURE_SPAN: Final = 15.0
+# Steps this many times longer than the load explains are another engine's; left below the second.
+_MUCH_SLOWER: Final = 3.0
+_MUCH_SLOWER_LEAVE: Final = 1.5
+_NEARLY_STOPPED: Final = 10.0
 # Blocks are filled before tokens are counted; beyond this factor it is not that.
 _UNCOUNTED: Final = 2.0
+_PRESSURE_SPAN: Final = 15.0
 # Near the top a ripple of half a per cent reads as seconds to full; a climb moves more than that.
 _PRESSURE_RISE: Final = 0.01
 
@@ -25,23 +30,15 @@ def kv_pressure_rising(s: Situation, current: bool) -> tuple[Evidence, ...] | No
     if seconds > horizon or usage < s.thresholds.pressure_kv:
         return None
     then = s.history.columns["kv_usage"][s.history.window_start(s.t - s.thresholds.window)]
-    if usage - then < _PRESSURE_RISE / (2 if current else 1) or _grows_by_prefill(s, usage - then):
+    if usage - then < _PRESSURE_RISE / (2 if current else 1) or _grows_by_prompt(s):
         return None
     return some(("kv_seconds_to_full", seconds, horizon), ("kv_usage_ratio", usage))
 
 
-def _grows_by_prefill(s: Situation, growth: float) -> bool:
-    """Whether most of the growth is a prompt that is being computed, which ends with the prompt.
-
-    A prompt is counted with its first output; what grows beyond all that was counted is not done yet.
-    """
+def _grows_by_prompt(s: Situation) -> bool:
+    """Whether most of the growth is a prompt that is being computed, which ends with the prompt."""
     start = s.history.window_start(s.t - s.thresholds.window)
-    counted = [s.history.increase(name, start) for name in ("generation_tokens", "prompt_tokens")]
-    if None in counted:
-        return False
-    tokens = sum(filter(None, counted))
-    capacity = s.signals.kv_capacity_tokens
-    return tokens == 0 or (capacity is not None and growth * capacity > _UNCOUNTED * tokens)
+    return uncounted(s.history, start, s.signals.kv_capacity_tokens)[1]
 
 
 def kv_held_no_requests(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
@@ -64,7 +61,10 @@ def decode_slow(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     usage = s.queue.kv_usage_mean
     if usage is None or usage >= s.thresholds.kv_full or not s.busy:
         return None
-    paces = s.baseline.paces(s.t - _SLOW_SPAN)
+    if s.steps.computes_prompt and not current:
+        return None
+    capacity = s.signals.kv_capacity_tokens
+    paces = [each for each in s.baseline.paces(s.t - _SLOW_SPAN) if not _computed_prompt(each, capacity)]
     factor = 1 + (s.thresholds.slow_factor - 1) / (2 if current else 1)
     if len(paces) < _SLOW_SLICES or median(each.factor for each in paces) < factor:
         return None
@@ -75,6 +75,33 @@ def decode_slow(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
         ("inter_token_latency_mean_seconds", last.seconds, factor * last.normal),
         ("requests_running", s.running),
     )
+
+
+def _computed_prompt(pace: Pace, capacity: float | None) -> bool:
+    """Whether KV grew by more than was counted: then a prompt took the steps of the answers."""
+    grown = pace.kv_growth > 0 if capacity is None else pace.kv_growth * capacity > _UNCOUNTED * pace.counted
+    return grown and (capacity is not None or pace.counted == 0)
+
+
+def decode_much_slower(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
+    """Each step takes several times longer than this engine's steps ever did, and no prompt explains it."""
+    factor = s.steps.slow_factor
+    if not s.busy or s.steps.computes_prompt:
+        return None
+    if factor is None:  # no step to look at: nothing has changed
+        return some(("progress_idle_seconds", s.idle)) if current else None
+    least = _MUCH_SLOWER_LEAVE if current else _MUCH_SLOWER
+    if (s.queue.deferred_mean or 0.0) > (s.running or 0.0):
+        least *= 2  # steps may wait for the transfers of those requests
+    if factor < least:
+        return None
+    return some(("step_time_factor", factor, least), ("requests_running", s.running))
+
+
+def decode_slow_is_critical(s: Situation, critical: bool) -> bool:
+    """Whether the engine has nearly stopped."""
+    factor = s.steps.slow_factor
+    return factor is not None and factor >= _NEARLY_STOPPED / (2 if critical else 1)
 
 
 def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:

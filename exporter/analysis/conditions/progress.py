@@ -1,7 +1,14 @@
 """Whether an engine has lost its progress: it hangs, or nothing gets in. Pure."""
 
+from collections.abc import Sequence
+from typing import Final
+
 from exporter.analysis.conditions.evidence import Evidence, some
 from exporter.analysis.situation import Situation
+
+# For so long no token came, and usage fell so often from nearly full.
+_EVICTING_SECONDS: Final = 120.0
+_LEAST_FALLS: Final = 2
 
 
 def engine_stalled(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
@@ -30,6 +37,33 @@ def unfittable_request(s: Situation, _current: bool) -> tuple[Evidence, ...] | N
         ("progress_idle_seconds", s.idle, s.thresholds.deadlock_after),
         ("requests_waiting", s.waiting),
     )
+
+
+def evicts_itself(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
+    """A request fills the pool, loses its blocks and starts again, for minutes, without one token."""
+    start = s.history.window_start(s.t - _EVICTING_SECONDS)
+    if s.history.span(start) < _EVICTING_SECONDS or not _progress_is_known(s):
+        return None
+    put_out, finished = (
+        s.history.increase(name, start) for name in ("generation_tokens", "requests_finished")
+    )
+    if put_out != 0 or finished or not s.busy:
+        return None
+    falls = _falls_from_full(s.history.columns["kv_usage"][start:], s.thresholds.kv_full)
+    if falls < (1 if current else _LEAST_FALLS):
+        return None
+    return some(("kv_falls_from_full", float(falls), float(_LEAST_FALLS)), ("requests_running", s.running))
+
+
+def _falls_from_full(usages: Sequence[float], full: float) -> int:
+    """How often KV usage fell from nearly full to less than half of it."""
+    falls, was_full = 0, False
+    for usage in usages:
+        if usage >= full:
+            was_full = True
+        elif was_full and usage < full / 2:
+            falls, was_full = falls + 1, False
+    return falls
 
 
 def _nothing_gets_in(s: Situation) -> bool:

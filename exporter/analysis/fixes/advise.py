@@ -23,6 +23,14 @@ _SHORT_KV: Final = frozenset(
 _FIRST_AID: Final = "suspect_out_of_memory"
 # Under these verdicts the fixes of findings about the configuration are advised too.
 _CALM: Final = frozenset({"healthy", "kv_full_ok", "starting", "sleeping", "runaway_generation"})
+# Verdicts that no routing cures: lost progress, and data that cannot be judged.
+_NO_ROUTING: Final = frozenset(
+    {"engine_stalled", "scheduler_deadlock", "unfittable_request", "metrics_missing", "data_untrusted"}
+)
+# Each is advised only where its own cause is seen.
+_FIRST: Final = frozenset({"raise_max_loras", "check_kv_connector", "disable_async_scheduling"})
+_FIRST_IN_QUEUES: Final = frozenset({"abort_request"})
+_QUEUES: Final = frozenset({"kv_bound", "seat_bound", "prefill_bound", "queue_not_kv", "deferred_wait"})
 _RULES: Final = {**MEMORY, **SEATS, **ROWS}
 _RANKS: Final = {True: 0, None: 1, False: 2}
 
@@ -56,10 +64,19 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
                 if name not in advised:
                     rejected.setdefault(name, reason)
     # Sorting is stable: within a rank the catalogue's order, cheapest first, stays.
-    ranked = sorted(advised.values(), key=lambda advice: _RANKS[advice.suffices])
-    if imbalanced:
+    # What is advised only where its cause is seen, and what helps without a restart, comes before the others.
+    first = _FIRST | (_FIRST_IN_QUEUES if verdict in _QUEUES else frozenset())
+    ranked = sorted(
+        advised.values(), key=lambda one: (one.fix not in first, _last(one, verdict), _RANKS[one.suffices])
+    )
+    if imbalanced and verdict not in _NO_ROUTING:
         ranked.insert(0, FixAdvice(BALANCE))
     return Advice(tuple(ranked), tuple(RejectedFix(name, reason) for name, reason in rejected.items()))
+
+
+def _last(advice: FixAdvice, verdict: str) -> bool:
+    """Whether replicas come last: requests that wait for something else wait on every replica."""
+    return verdict == "deferred_wait" and advice.fix == "add_replicas"
 
 
 def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:

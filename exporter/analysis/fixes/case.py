@@ -99,6 +99,11 @@ class Case:
         return self.s.history.snapshot.values if self.s.history.snapshot else {}
 
     @property
+    def version(self) -> tuple[int, ...]:
+        """The oldest release of vLLM that prints these metrics."""
+        return self.s.history.snapshot.version if self.s.history.snapshot else ()
+
+    @property
     def minute(self) -> int:
         """Where the window of rates starts in the history."""
         return self.s.history.window_start(self.s.t - self.s.thresholds.window)

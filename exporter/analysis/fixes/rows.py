@@ -4,13 +4,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from exporter.analysis.conditions.queue import nothing_finishes
 from exporter.analysis.fixes.case import Answer, Case, FixAdvice, FixRule, Inputs, RejectedFix
+from exporter.analysis.queue_causes import waiting_holds_blocks, waiting_holds_seats
+from exporter.vllm.names import version_key
 
 __all__ = ["ROWS"]
 
 _LOWERED_BY: Final = 0.05
 _WATERMARK: Final = 0.05
 _LONG_OUTPUT: Final = 2000.0
+_FEW: Final = 3.0
+_HARDLY_ANY_TOKENS: Final = 1.0
+# Prompts of this many steps leave little of each step to others; the smallest budget and threshold.
+_MANY_STEPS: Final = 2.0
+_LEAST_BUDGET: Final = 2048.0
+_LEAST_THRESHOLD: Final = 256
+# Under these verdicts requests wait for others, and a single one may hold what they need.
+_QUEUES: Final = frozenset({"kv_bound", "seat_bound", "prefill_bound", "queue_not_kv", "deferred_wait"})
 _RESERVE: Final = "scheduler_reserve_full_isl"
 # Readings that only a KV connector or an offload tier changes.
 _CONNECTOR_SIGNS: Final = (
@@ -41,14 +52,15 @@ class _If:
     reason: str
     note: str = ""
     inputs: Callable[[Case], Inputs] = lambda _case: {}
-    value: float | None = None
+    value: float | Callable[[Case], float] | None = None
     suffices: Callable[[Case], bool | None] = lambda _case: None
 
     def __call__(self, name: str, case: Case) -> Answer:
         if not self.applies(case):
             return RejectedFix(name, self.reason)
         suffices = self.suffices(case)
-        return FixAdvice(name, self.value, suffices=suffices, inputs=self.inputs(case), note=self.note)
+        value = self.value(case) if callable(self.value) else self.value
+        return FixAdvice(name, value, suffices=suffices, inputs=self.inputs(case), note=self.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,22 @@ class _Change:
         if now is None:
             return FixAdvice(name, missing=f"set {self.fact}")
         return FixAdvice(name, self.new(now), gain=self.gain, inputs={self.fact: now}, note=self.note)
+
+
+class _Enable:
+    """The prefix cache, where it is off; FP8 KV may be the reason."""
+
+    def __call__(self, name: str, case: Case) -> Answer:
+        if "prefix_cache_off" not in case.findings:
+            return RejectedFix(name, "No setting shows that it is off.")
+        note = "A preempted request then finds its blocks again, as long as no other request took them."
+        dtype = case.s.server_facts.get("kv_cache_dtype")
+        dtype = dtype if isinstance(dtype, str) else case.cache.cache_dtype if case.cache else None
+        if dtype is not None and "fp8" in dtype:
+            note += (
+                " Some backends switch it off with an FP8 KV cache; if so, only another KV cache type helps."
+            )
+        return FixAdvice(name, note=note)
 
 
 def _finding(finding: str) -> Callable[[Case], object]:
@@ -99,7 +127,48 @@ def _connector_signs(case: Case) -> Inputs:
 def _has_connector(case: Case) -> bool:
     configured = case.s.server_facts.get("role") in ("prefill", "decode")
     offloads = bool(case.s.number("kv_offloading_size"))
-    return case.verdict == "kv_held_no_requests" or configured or offloads or bool(_connector_signs(case))
+    return configured or offloads or bool(_connector_signs(case))
+
+
+def _waits_for_connector(case: Case) -> bool:
+    """Whether requests may wait for a connector; those that hold seats or blocks need no other sign."""
+    if case.verdict == "kv_held_no_requests" or waiting_holds_seats(case.s):
+        return True
+    held = waiting_holds_blocks(case.s)
+    return held or (case.verdict != "kv_bound" and _has_connector(case))
+
+
+def _few_never_end(case: Case) -> bool:
+    """Whether one or few requests run, and none has finished for far longer than any took."""
+    running = case.s.signals.requests_running
+    return running is not None and 0 < running <= _FEW and nothing_finishes(case.s, True)
+
+
+def _may_be_aborted(case: Case) -> bool:
+    return case.verdict not in _QUEUES or _few_never_end(case)
+
+
+def _async_thrash(case: Case) -> bool:
+    """Whether preempted requests are admitted and preempted again without one output, as in 0.24 to 0.29."""
+    version = case.s.server_facts.get("vllm_version")
+    seen = version_key(version) if isinstance(version, str) else case.version
+    stands = (case.s.throughput.tokens_per_second or 0.0) < _HARDLY_ANY_TOKENS
+    return stands and _has_connector(case) and version_key("0.24") <= seen < version_key("0.30")
+
+
+def _long_prompts(case: Case) -> bool:
+    """Whether single prompts take many steps: far longer than a step's budget, or than most prompts."""
+    if case.s.steps.computes_prompt:
+        return True
+    longest, prompts = case.s.queue.longest_prompt, case.s.history.prompt_lengths.lengths()
+    if longest is None or prompts is None or not prompts.mean:
+        return False
+    return longest > _MANY_STEPS * (case.s.number("max_num_batched_tokens") or _LEAST_BUDGET)
+
+
+def _prompt_limit(case: Case) -> int:
+    budget = case.s.number("max_num_batched_tokens") or _LEAST_BUDGET
+    return max(_LEAST_THRESHOLD, int(budget / 4))
 
 
 ROWS: Final[Mapping[str, FixRule]] = {
@@ -120,18 +189,36 @@ ROWS: Final[Mapping[str, FixRule]] = {
         "It is off already.",
         "Lets an oversized prompt start; it still cannot finish if it is larger than the pool.",
     ),
-    "enable_prefix_caching": _If(
-        _finding("prefix_cache_off"),
-        "No setting shows that it is off.",
-        "A preempted request then finds its blocks again, as long as no other request took them.",
-    ),
+    "enable_prefix_caching": _Enable(),
     "disable_speculation": _If(
         _finding("speculation_enlarges_kv"),
         "No tokens are drafted here.",
         "Draft tokens take KV slots, and a draft model takes memory.",
     ),
-    "check_client_limits": _If(_answers_are_long, "Answers are not long here.", inputs=_output_inputs),
-    "check_kv_connector": _If(_has_connector, "No sign of a KV connector.", inputs=_connector_signs),
+    "check_client_limits": _If(
+        lambda case: _few_never_end(case) or _answers_are_long(case),
+        "Answers are not long here.",
+        inputs=_output_inputs,
+    ),
+    "check_kv_connector": _If(
+        _waits_for_connector, "No sign of requests that wait for a KV connector.", inputs=_connector_signs
+    ),
+    "abort_request": _If(_may_be_aborted, "No single request is in the way."),
+    "restart_engine": _If(
+        lambda case: case.verdict != "deferred_wait" or waiting_holds_seats(case.s),
+        "The engine works; what the requests wait for is outside of it.",
+    ),
+    "disable_async_scheduling": _If(
+        _async_thrash,
+        "Requests make progress between preemptions.",
+        "With a KV connector, vLLM 0.24 to 0.29 may preempt the same requests again and again.",
+    ),
+    "limit_long_prefills": _If(
+        _long_prompts,
+        "No prompt takes many steps.",
+        "Other requests then get a share of each step while a long prompt is computed.",
+        value=_prompt_limit,
+    ),
     "check_encoder_cache": _If(
         lambda case: case.readings.get("multimodal_queries"),
         "No multimodal requests were seen.",

@@ -11,6 +11,8 @@ __all__ = ["SEATS"]
 # Verdicts under which replicas are counted by seats; under others by KV.
 _BY_SEATS: Final = frozenset({"seat_bound", "deferred_wait", "queue_not_kv", "prefill_bound"})
 
+_NOT_SHORT: Final = frozenset({"deferred_wait", "queue_not_kv"})
+
 
 def _lower_max_num_seqs(name: str, case: Case) -> Answer:
     s = case.s
@@ -55,7 +57,9 @@ def _add_replicas(name: str, case: Case) -> Answer:
     more = max(1, math.ceil(wanted) - 1)
     inputs: Inputs = {"need_ratio": round(wanted, 3)}
     note = f"{more} more of the same would hold all running and waiting requests."
-    return FixAdvice(name, value=more, gain=1.0 + more, suffices=True, inputs=inputs, note=note)
+    # Where requests wait for something that no replica brings, more of them do not suffice.
+    suffices = None if case.verdict in _NOT_SHORT else True
+    return FixAdvice(name, value=more, gain=1.0 + more, suffices=suffices, inputs=inputs, note=note)
 
 
 def _raise_max_loras(name: str, case: Case) -> Answer:

@@ -45,11 +45,13 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("engine", "info", (*_ENGINE, *_INFO), "Version and KV cache of the engine. The version is the oldest release that prints these names."),
     # Verdicts.
     MetricRow("verdict", "gauge", (*_ENGINE, "verdict"), "1 if this is the engine's current verdict, otherwise 0."),
+    MetricRow("severity", "gauge", _ENGINE, "Severity of the engine's current verdict: 0 none, 1 info, 2 warning, 3 critical."),
     MetricRow("verdict_seconds", "counter", (*_ENGINE, "verdict"), "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time."),
     MetricRow("finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine."),
     MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the best."),
     MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
-    MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is healthy where an engine can be read."),
+    MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is reachable where an engine can be read."),
+    MetricRow("target_severity", "gauge", (), "The worst severity of the target, its engines and its models: 0 none, 1 info, 2 warning, 3 critical."),
     MetricRow("target_finding", "gauge", ("finding",), "1 for each finding that currently applies to the target."),
     MetricRow("model_finding", "gauge", ("model_name", "finding"), "1 for each finding that currently applies to the engines of a model together."),
     # Signals.
@@ -86,7 +88,7 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
 )  # fmt: skip
 
 TARGET_VERDICTS: Final = tuple(
-    name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target or name == "healthy"
+    name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target
 )
 # Values of a label and their numbers, of the metrics that have one beside those of the engine.
 _BY_LABEL: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, float]]]]] = {
@@ -146,6 +148,8 @@ class ReadingCollector(RowCollector):
             "engine": self._info,
             "kv_usage_polled_ratio": self._polled,
             "target_verdict": self._target_verdict,
+            "target_severity": self._target_severity,
+            "severity": self._severity,
             "target_finding": self._target_findings,
             "model_finding": self._model_findings,
         }
@@ -234,6 +238,15 @@ class ReadingCollector(RowCollector):
     def _target_verdict(self, reading: TargetReading) -> Samples:
         verdict = reading.judgement.verdict
         return [("", self._labels, "verdict", name, float(name == verdict)) for name in TARGET_VERDICTS]
+
+    def _severity(self, reading: TargetReading) -> Samples:
+        return [
+            ("", self._whose(engine), "", "", float(engine.judgement.severity.rank))
+            for engine in reading.engines.values()
+        ]
+
+    def _target_severity(self, reading: TargetReading) -> Samples:
+        return [("", self._labels, "", "", float(reading.severity.rank))]
 
     def _target_findings(self, reading: TargetReading) -> Samples:
         return [("", self._labels, "finding", name, 1.0) for name in reading.judgement.findings]

@@ -8,7 +8,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
-from exporter.analysis.verdicts import HEALTHY
+from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.page.overview import shown_value
 from exporter.publish.page.text import SEVERITY_WORDS, short, title
@@ -45,7 +45,7 @@ def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dic
     target, judgement, table = view.targets[index], engine.judgement, catalogue.load()
     entry = table.verdicts[judgement.verdict]
     # Where the target's own card has the same verdict, the engine's card does not repeat its explanation.
-    explained = target.reading is not None and target.reading.judgement.verdict == entry.name != HEALTHY
+    explained = target.reading is not None and target.reading.judgement.verdict == entry.name != REACHABLE
     age, track = view.now - engine.seen_at, target.timeline.tracks.get(name)
     old = engine.missing or target.reading is None or age > target.reading.max_age
     return {

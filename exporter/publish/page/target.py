@@ -7,7 +7,7 @@ from typing import Any
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.pipeline import TargetReading
-from exporter.analysis.verdicts import HEALTHY
+from exporter.analysis.target_verdict import REACHABLE
 from exporter.publish.page.engine import engine_card, impact
 from exporter.publish.page.overview import engine_table
 from exporter.publish.page.text import span
@@ -53,7 +53,7 @@ def target_section(view: View, index: int, chosen: str | None) -> Mapping[str, A
 
 def _target_cards(view: View, target: TargetView, reading: TargetReading) -> Iterator[dict[str, Any]]:
     table, judgement = catalogue.load(), reading.judgement
-    if judgement.verdict != HEALTHY or not reading.engines:
+    if judgement.verdict != REACHABLE or not reading.engines:
         entry = table.verdicts[judgement.verdict]
         yield _card(target, entry, judgement.severity, ("Target", target.name), judgement.fixes) | {
             "error": reading.error

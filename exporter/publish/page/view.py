@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.verdicts import HEALTHY
 from exporter.publish.page.text import SEVERITY_WORDS, title
 from exporter.publish.page.timeline import Timeline
@@ -118,7 +119,7 @@ def _statements(target: TargetView) -> Iterator[Statement]:
     if reading is None:
         return
     own, of_target = reading.judgement, f" of {target.name}" if target.name else ""
-    if own.verdict != HEALTHY or not reading.engines:
+    if own.verdict != REACHABLE or not reading.engines:
         yield Statement(own.severity, own.verdict, target.name)
     for name in own.findings:
         yield Statement(own.severity, name, target.name)

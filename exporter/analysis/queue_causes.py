@@ -1,0 +1,160 @@
+"""Which verdict explains most of the waiting of the last minutes: the queue's cause, without swinging.
+
+Pure. The scheduler admits the head of the queue until all seats are taken, until the step's tokens are used
+up, or until the head does not fit into the free KV blocks; requests that wait for something else are aside.
+So each poll with a queue has a cause, and the polls of the last minutes vote by the requests that waited.
+"""
+
+import math
+from typing import Final
+
+from exporter.analysis.situation import Situation
+
+__all__ = [
+    "QueueCauses",
+    "cause_of_waiting",
+    "is_long",
+    "steps_are_full",
+    "waiting_holds_blocks",
+    "waiting_holds_seats",
+]
+
+# A vote counts half after this time.
+_HALF_LIFE_SECONDS: Final = 40.0
+_FORGOTTEN: Final = 0.01
+# The present cause gives way to one with this many times its votes.
+_TAKE_OVER: Final = 1.5
+# Steps with less than this share of the budget leave room for the head of the queue.
+_FAR_FROM_FULL: Final = 0.5
+# The smallest budget that vLLM sets by itself.
+_LEAST_BUDGET: Final = 2048.0
+# Seats are all taken from this share on; blocks are held by others beyond this factor of the usual.
+_ALMOST: Final = 0.95
+_MOST_HELD: Final = 3.0
+# A queue of at least this share of what runs keeps requests waiting for a good part of their time.
+_LONG: Final = 1 / 3
+# A pool this full beside preemptions is what limits, even with all seats taken.
+_KV_TIGHT: Final = 0.95
+
+
+class QueueCauses:
+    """Collects the votes for each cause."""
+
+    __slots__ = ("_at", "_leading", "_votes")
+
+    def __init__(self) -> None:
+        self._votes: dict[str, float] = {}
+        self._leading: str | None = None
+        self._at = math.nan
+
+    def observe(self, s: Situation) -> str | None:
+        """Add the vote of the last poll and return the cause that leads; None without a queue so far."""
+        seconds = s.t - self._at if s.t > self._at else 0.0
+        self._at = s.t
+        fade = 0.5 ** (seconds / _HALF_LIFE_SECONDS)
+        votes = {name: vote * fade for name, vote in self._votes.items() if vote * fade > _FORGOTTEN}
+        cause = cause_of_waiting(s)
+        if cause is not None:
+            votes[cause] = votes.get(cause, 0.0) + max(seconds, 1e-3) * (s.queue.waiting_mean or 0.0)
+        self._votes = votes
+        first = max(votes, key=lambda name: votes[name], default=None)
+        held = 0.0 if self._leading is None else votes.get(self._leading, 0.0)
+        if first is None or votes[first] > _TAKE_OVER * held:
+            self._leading = first
+        return self._leading
+
+
+def is_long(s: Situation) -> bool:
+    """Whether requests wait for a good part of the time that they are served, by Little's law."""
+    start = s.history.window_start(s.t - s.thresholds.queue_window)
+    running, waiting = s.history.mean("requests_running", start), s.queue.waiting_mean
+    share = s.queue.waiting_share
+    if running is None or waiting is None or share is None or share < s.thresholds.queue_share:
+        return False
+    return waiting >= max(1.0, _LONG * running)
+
+
+def waiting_holds_seats(s: Situation) -> bool:
+    """Whether requests that wait for something else hold seats: with those that run all are taken."""
+    start = s.history.window_start(s.t - s.thresholds.queue_window)
+    running, deferred = s.history.mean("requests_running", start), s.queue.deferred_mean
+    if s.seats is None or running is None or not deferred:
+        return False
+    return deferred >= running and _ALMOST * s.seats <= running + deferred <= s.seats + 1
+
+
+def waiting_holds_blocks(s: Situation) -> bool:
+    """Whether requests that do not run hold most of the used blocks: too many for what runs."""
+    start = s.history.window_start(s.t - s.thresholds.queue_window)
+    running, usage = s.history.mean("requests_running", start), s.queue.kv_usage_mean
+    if running is None or usage is None or usage < s.thresholds.held_kv or not s.queue.waiting_mean:
+        return False
+    usual = s.pace.usual_used_per_request()
+    if running == 0:
+        return s.history.increase("generation_tokens", start) == 0
+    return usual is not None and usage > _MOST_HELD * usual * running
+
+
+def cause_of_waiting(s: Situation) -> str | None:
+    """Return what the queue of the last seconds waits for; None without one."""
+    if not s.queue.waiting_mean or not s.waiting:
+        return None
+    if _is_deferred(s):
+        return "deferred_wait"
+    if _seats_are_taken(s):
+        return "kv_bound" if s.minute.counted > 0 and _kv_is_tight(s) else "seat_bound"
+    if steps_are_full(s):
+        return "prefill_bound"
+    if s.queue.has_room is False:
+        return "kv_bound"
+    return _by_elimination(s) or "queue_not_kv"
+
+
+def _is_deferred(s: Situation) -> bool:
+    deferred, waiting = s.queue.deferred_mean, s.queue.waiting_mean
+    return (
+        deferred is not None and bool(waiting) and deferred >= s.thresholds.deferred_share * (waiting or 0.0)
+    )
+
+
+def _seats_are_taken(s: Situation) -> bool:
+    """Whether running reached the known limit, and stays there but for one."""
+    if s.seats is None or s.queue.seats_share is None or s.queue.running_most is None:
+        return False
+    return s.queue.running_most >= s.seats and s.queue.seats_share >= s.thresholds.seats_share
+
+
+def _kv_is_tight(s: Situation) -> bool:
+    return s.queue.kv_usage_mean is not None and s.queue.kv_usage_mean >= _KV_TIGHT
+
+
+def steps_are_full(s: Situation) -> bool:
+    """Whether prompts take the steps: their token budget, or with no answer put out all of their time."""
+    budget = s.number("max_num_batched_tokens")
+    tokens = s.steps.tokens
+    if budget is not None and tokens is not None and tokens >= s.thresholds.budget_share * budget:
+        return True
+    return _only_prompts(s)
+
+
+def _only_prompts(s: Situation) -> bool:
+    """Whether no step puts out a token while KV usage grows."""
+    start = s.history.window_start(s.t - s.thresholds.queue_window)
+    usage = s.history.columns["kv_usage"]
+    put_out = s.history.increase("generation_tokens", start)
+    return put_out == 0 and bool(s.running) and usage[-1] > usage[start]
+
+
+def _by_elimination(s: Situation) -> str | None:
+    """What is left where vLLM says that most of the queue waits for capacity, and seats are free.
+
+    The tokens of a step and the blocks of the pool remain; steps that are far from full leave the blocks.
+    """
+    if s.queue.deferred_mean is None or s.seats is None or s.queue.running_most is None:
+        return None
+    if s.queue.running_most >= s.seats or s.steps.tokens is None:
+        return None
+    budget = s.number("max_num_batched_tokens") or _LEAST_BUDGET
+    if s.steps.tokens < _FAR_FROM_FULL * budget and not s.steps.computes_prompt:
+        return "kv_bound"
+    return "prefill_bound" if s.queue.has_room else None
