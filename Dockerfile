@@ -1,11 +1,11 @@
-# The exporter as an image. Any builder will do: docker build -t vllm-preemption-exporter .
-# One base for both stages: the environment that the first one makes is moved to the second as it is.
+# Builds the exporter's image with any builder: docker build -t vllm-preemption-exporter .
+# Both stages have the same base, because the second copies the environment of the first.
 FROM python:3.13.12-slim-trixie AS base
 
 FROM base AS build
 WORKDIR /src
-# What builds lives in an environment of its own, which stays behind. Both are filled from locks with hashes, and from
-# wheels only: nothing is compiled. They are a layer of their own, for they change less often than the program.
+# The build tools have their own environment, which is not copied. Both come from locks with hashes, and from wheels
+# only: nothing is compiled. They have their own layer, because they change less often than the program.
 COPY requirements.lock requirements-build.lock ./
 RUN python3 -m venv /opt/tools \
     && python3 -m venv --without-pip /opt/exporter \
@@ -27,8 +27,8 @@ LABEL org.opencontainers.image.title="vllm-preemption-exporter" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.source="https://github.com/vllm-preemption-exporter/vllm-preemption-exporter"
 COPY --from=build /opt/exporter /opt/exporter
-# A number, so that Kubernetes can see that it is not root (runAsNonRoot) without reading /etc/passwd.
+# A number, so that Kubernetes can check runAsNonRoot without reading /etc/passwd.
 USER 65532:65532
 EXPOSE 21900
-# No shell in between: SIGTERM reaches the exporter itself. It writes no file, so the root may be read-only.
+# Without a shell, so that SIGTERM reaches the exporter. It writes no files, so the root may be read-only.
 ENTRYPOINT ["/opt/exporter/bin/vllm-preemption-exporter"]

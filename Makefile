@@ -1,6 +1,6 @@
-# make demo    a simulated vLLM: a day in two minutes, and the exporter on it; open the address that it prints
-# make test    everything, quick parts first
-# make check   the two-minute loop: format, lint, types, tests that need only Python
+# make demo    simulates a day of vLLM traffic in two minutes, attaches the exporter and prints the URL
+# make test    all tests, quick ones first
+# make check   two minutes: format, lint, types, and tests that need only Python
 PY := .venv/bin/python
 
 .PHONY: setup demo check test format bench judge fuzz docs screenshots lowest audit lock
@@ -29,7 +29,7 @@ bench: setup
 	@.ci/programs bench
 	$(PY) -m bench
 
-# Verdicts on servers drawn at random; JUDGE="--explain 17" explains one of them.
+# Judges verdicts on random servers; JUDGE="--explain 17" explains one of them.
 JUDGE := --seeds 1..2000 --write
 judge: setup
 	$(PY) -m bench.judge $(JUDGE)
@@ -46,8 +46,8 @@ screenshots: setup
 	$(PY) -m bench.screenshots
 	$(PY) -m dashboards.render
 
-# The lowest versions that pyproject.toml allows, in an environment of their own: the tests must pass there too.
-# What only the tests need is the locked one.
+# Runs the tests with the lowest versions that pyproject.toml allows, in a separate environment. Packages that only
+# the tests need have the locked versions.
 LOWEST := .venv/lowest/bin/python
 lowest: setup
 	$(PY) -m pip install -q uv
@@ -59,7 +59,7 @@ lowest: setup
 	$(PY) -m uv pip install -q --python $(LOWEST) -c .venv/lowest/constraints.txt -c .venv/lowest/locked.txt -e .[test]
 	$(LOWEST) -m pytest -q -n auto --dist worksteal -m "not programs and not long"
 
-# Known vulnerabilities of what an installation brings; needs the advisories of PyPI, which no test does.
+# Reports known vulnerabilities of the dependencies; needs PyPI's advisories, which no test does.
 audit: setup
 	$(PY) -m pip install -q uv
 	$(PY) -m uv tool run pip-audit --strict --disable-pip -r requirements.lock
@@ -68,7 +68,7 @@ lock: setup
 	$(PY) -m pip install -q uv
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra test \
 	  --upgrade pyproject.toml --output-file requirements-test.lock
-	@# The image's own: what the exporter imports, passwords included, and what builds it, as the tests ran with.
+	@# The image's locks: the exporter's dependencies with bcrypt, and its build tools, as tested.
 	sed -n 's/^\([a-z].*\) \\$$/\1/p' requirements-test.lock >.venv/constraints.txt
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --extra auth --constraint .venv/constraints.txt pyproject.toml --output-file requirements.lock

@@ -1,6 +1,6 @@
 """``python -m bench [NAME ...]``: run all benchmarks, or those named; exit 1 when a figure misses its bar.
 
-What was measured goes to bench/RESULTS.md and bench/results.json too.
+Also writes the results to bench/RESULTS.md and bench/results.json.
 """
 
 import sys

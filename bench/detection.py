@@ -1,8 +1,8 @@
-"""How soon a storm is known, on the recorded ones: by the verdict, its page, rules, and public-style rules.
+"""Measures how soon recorded storms are detected: by the verdict, its page, rules, and public-style rules.
 
-Seconds count from the first preemption that the server's own counter shows in a poll of one second. The rules
-run in promtool with scrapes every 15 s and 30 s. Peaks: which share of the times that the KV cache was full a
-scrape at a longer interval sees at all; the recordings' one second is the truth here.
+Seconds count from the first preemption in the server's own counter, polled every second. The rules run in
+promtool with scrapes every 15 s and 30 s. Peaks: the share of the times with a full KV cache that a scrape at
+a longer interval sees at all, compared with the recordings' interval of one second.
 """
 
 import re
@@ -23,7 +23,7 @@ sys.path[:0] = [str(TESTS)]
 from support import promtool_series as series  # noqa: E402
 from support.promtool import RULES, check  # noqa: E402
 
-# Recording -> the part that is the storm, repeated for five minutes where rules have to see it.
+# Recording -> its part with the storm, repeated for five minutes so that rules can fire.
 STORMS: Final = {
     "0.26.0-exhaustion": (0, 95),
     "0.26.0-exhaustion-no-prefix-cache": (0, 63),
@@ -39,7 +39,7 @@ PUBLIC_FOR: Final = 120.0
 
 
 def first_preemption(told: series.Story) -> float:
-    """When the server's counter first moved."""
+    """Return when the server's counter first rose."""
     before = None
     for t, reading in series.readings(told):
         for engine in reading.engines.values():
@@ -51,7 +51,7 @@ def first_preemption(told: series.Story) -> float:
 
 
 def verdict_at(told: series.Story) -> float:
-    """When the sidecar first said so."""
+    """Return when the sidecar first had the verdict."""
     return next(
         t
         for t, reading in series.readings(told)
@@ -60,7 +60,7 @@ def verdict_at(told: series.Story) -> float:
 
 
 def paged_at(kind: str, told: series.Story, every: int) -> float:
-    """When rules first paged, by promtool; NaN where they never did."""
+    """Return when rules first paged, by promtool; NaN if never."""
     before, series.SCRAPE = series.SCRAPE, every
     try:
         scraped = {"sidecar": series.scraped_sidecar, "native": series.scraped_vllm}[kind](told)
@@ -80,7 +80,7 @@ def paged_at(kind: str, told: series.Story, every: int) -> float:
 
 
 def usage(told: series.Story) -> list[tuple[float, float]]:
-    """KV usage by second."""
+    """Return KV usage by second."""
     return [
         (t, engine.signals.kv_usage_ratio)
         for t, reading in series.readings(told)
@@ -90,7 +90,7 @@ def usage(told: series.Story) -> list[tuple[float, float]]:
 
 
 def public_at(told: series.Story, every: int) -> float:
-    """When ``kv_cache_usage_perc > 0.9 for 2m`` first fires; NaN where it never does."""
+    """Return when ``kv_cache_usage_perc > 0.9 for 2m`` first fires; NaN if never."""
     since, due = None, 0.0
     for t, value in usage(told):
         if t < due:
@@ -103,7 +103,7 @@ def public_at(told: series.Story, every: int) -> float:
 
 
 def peaks_seen(every: int) -> float:
-    """Share of the spells of a full cache that a scrape falls into, over all storms and all beginnings."""
+    """Return the share of times with a full cache that contain a scrape, over all storms and all offsets."""
     seen = spells = 0
     for name, (begin, end) in STORMS.items():
         values = [value for _, value in usage(series.story(name, begin, end))]
@@ -121,13 +121,13 @@ def peaks_seen(every: int) -> float:
 
 
 def _row(what: str, seconds: Callable[[series.Story], float]) -> list[Row]:
-    """Median and worst over the storms; how many were found at all where some were not."""
+    """Build a row: median and worst over the storms, and how many were detected if not all were."""
     found = []
     for name, (begin, end) in STORMS.items():
         told = series.story(name, begin, end, seconds=LASTS)
         found.append(seconds(told) - first_preemption(told))
     good = [value for value in found if value == value]  # noqa: PLR0124 (NaN is not itself)
-    rows = [Row(f"{what}: storms found", len(good), f"of {len(found)}")]
+    rows = [Row(f"{what}: storms detected", len(good), f"of {len(found)}")]
     if good:
         rows.append(Row(f"{what}: median", statistics.median(good), "s"))
         rows.append(Row(f"{what}: slowest", max(good), "s"))
@@ -135,7 +135,7 @@ def _row(what: str, seconds: Callable[[series.Story], float]) -> list[Row]:
 
 
 def run() -> list[Row]:
-    """The verdict, its push, rules by promtool where it is installed, a public-style rule, and peaks."""
+    """Measure the verdict, its push, rules if promtool is installed, a public-style rule, and peaks."""
     hold = AlertmanagerConfig().hold
     rows = _row("verdict", verdict_at)
     rows += _row("direct push, with its hold", lambda told: verdict_at(told) + hold)
@@ -151,7 +151,6 @@ def run() -> list[Row]:
             f"KV > 0.9 for 2m, scraped every {every} s", lambda told, every=every: public_at(told, every)
         )
     rows += [
-        Row(f"spells of a full cache seen at {every} s", 100 * peaks_seen(every), "%")
-        for every in (1, 15, 30)
+        Row(f"times of a full cache seen at {every} s", 100 * peaks_seen(every), "%") for every in (1, 15, 30)
     ]
     return rows

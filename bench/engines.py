@@ -1,6 +1,6 @@
-"""What one target costs with 1 to 16 data-parallel engines: a poll in this process, and ``serve`` at 1 Hz.
+"""Measures the cost of one target with 1 to 16 data-parallel engines: a poll here, and ``serve`` at 1 Hz.
 
-The bodies are those of a recorded server of one engine whose series stand there once for each engine.
+The bodies come from a recorded server of one engine; its series are repeated for each engine.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ MOST = max(ENGINES)
 
 @functools.cache
 def bodies(engines: int) -> list[bytes]:
-    """The recording, of so many engines."""
+    """Return the recording, for a number of engines."""
     return [_multiplied(body, engines) for body in recorded()]
 
 
@@ -33,7 +33,7 @@ def _multiplied(body: bytes, engines: int) -> bytes:
 
 
 def _polls(engines: int) -> list[float]:
-    """Seconds of each poll through the recording, from the body to the advice."""
+    """Return the seconds of each poll through the recording, from the body to the advice."""
     pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
     seconds = []
     for number, body in enumerate(bodies(engines)):
@@ -45,7 +45,7 @@ def _polls(engines: int) -> list[float]:
 
 
 async def _served(engines: int) -> tuple[float, float]:
-    """Share of a core, and resident memory in MiB, of a process that watches such a server."""
+    """Return the share of a core, and resident memory in MiB, of a process that watches such a server."""
     async with serving(bodies(engines)) as vllm:
         serve = ("-m", "exporter", "serve", "--target.url", vllm.url, "--web.listen-address", "127.0.0.1:0")
         with started(*serve) as process:
@@ -56,7 +56,7 @@ async def _served(engines: int) -> tuple[float, float]:
 
 
 def run() -> list[Row]:
-    """All numbers of engines, one after the other; then the process with the fewest and with the most."""
+    """Measure every number of engines, then the process with the fewest and the most."""
     rows, medians = [], {}
     for engines in ENGINES:
         size = len(bodies(engines)[0]) / 1000
@@ -67,7 +67,7 @@ def run() -> list[Row]:
         share, memory = asyncio.run(_served(engines))
         name = f"serve, {_count(engines)}"
         rows += [
-            Row(f"{name}: one core at 1 Hz", 100 * share, "%"),
+            Row(f"{name}: share of a core at 1 Hz", 100 * share, "%"),
             Row(f"{name}: resident memory", memory, "MiB"),
         ]
     return rows

@@ -1,7 +1,7 @@
-"""The cost of ten open status pages, and the bytes that opening one takes.
+"""Measures the cost of ten open status pages, and the bytes of opening one.
 
-A client asks as page.js does: the page, its files and the history once, then the page at the interval that it
-states. ``BENCH_SECONDS=10`` measures for less than a minute.
+A client requests what page.js requests: the page, its files and the history once, then the page at its own
+interval. ``BENCH_SECONDS=10`` measures for less than a minute.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PACKED = {"Accept-Encoding": "gzip"}
 
 
 async def _look(base: str, after: float, end: float) -> tuple[int, int]:
-    """Open one page; returns the bytes that this took and the number of updates."""
+    """Open one page; returns the bytes of that and the number of updates."""
     async with aiohttp.ClientSession(base, auto_decompress=False, headers=PACKED) as client:
 
         async def get(path: str) -> bytes:
@@ -65,8 +65,14 @@ async def _measure() -> list[Row]:
     asked = sum(times for _, times in looks)
     assert asked >= PAGES * (SECONDS / 2 - 3), f"expected an update every two seconds, got {asked} in all"
     return [
-        Row(f"one core for {PAGES} open pages", 100 * (watched - (alone + again) / 2), "%", 2.0, "at most"),
-        Row("bytes to open one", looks[0][0] / 1024, "KiB", 150.0, "at most"),
+        Row(
+            f"share of a core for {PAGES} open pages",
+            100 * (watched - (alone + again) / 2),
+            "%",
+            2.0,
+            "at most",
+        ),
+        Row("bytes to open a page", looks[0][0] / 1024, "KiB", 150.0, "at most"),
     ]
 
 

@@ -1,9 +1,9 @@
-"""The sidecar against its peers, at the same work: a recorded server that gets into a storm, once a second.
+"""Compares the sidecar with its peers: all poll a recorded server that gets into a storm, once per second.
 
-Beside it run Debian's Prometheus in agent mode, vmagent, and a loop of requests and prometheus-client's
-parser, all on the same server for the same minute, so that a busy machine slows all. One poll is measured
-apart, by turns with the bare GET of the same body, through the whole recording once: a server whose
-counters begin anew all the time would be another thing to watch. A program that is not installed has no row.
+The peers are Debian's Prometheus in agent mode, vmagent, and a loop of requests and prometheus-client's
+parser. All poll the same server for the same minute, so that a busy machine slows all. One poll is measured
+separately, in turns with the bare GET of the same body, through the whole recording once: repeated, the
+recording would be a server that restarts all the time. Programs that are not installed have no row.
 ``BENCH_SECONDS=10`` measures for a shorter time.
 """
 
@@ -53,7 +53,7 @@ scrape_configs:
 
 
 async def _serve() -> None:
-    """Serve the recording, one body after another, the last one again, and take what is written remotely."""
+    """Serve the recording, one body after another, then the last one; accept remote writes."""
     bodies = itertools.cycle(recorded())
     body = b""
 
@@ -80,7 +80,7 @@ async def _serve() -> None:
 
 @contextmanager
 def served() -> Iterator[int]:
-    """A process that serves; its port."""
+    """Start a process that serves; yields its port."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.peers"], stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent
     )
@@ -94,7 +94,7 @@ def served() -> Iterator[int]:
 
 @contextmanager
 def running(program: str, *arguments: str) -> Iterator[Process]:
-    """A program of another language."""
+    """Start a peer."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
         try:
@@ -108,7 +108,7 @@ def running(program: str, *arguments: str) -> Iterator[Process]:
 
 
 def agent(folder: Path, port: int) -> tuple[str, ...] | None:
-    """Debian's Prometheus as an agent."""
+    """Start Debian's Prometheus as an agent."""
     program = shutil.which("prometheus")
     if program is None:
         return None
@@ -123,7 +123,7 @@ def agent(folder: Path, port: int) -> tuple[str, ...] | None:
 
 
 def vmagent(folder: Path, port: int) -> tuple[str, ...] | None:
-    """VictoriaMetrics' agent."""
+    """Start VictoriaMetrics' agent."""
     program = shutil.which("vmagent")
     if program is None:
         return None
@@ -164,7 +164,7 @@ def _side_by_side(port: int) -> list[Row]:
 
 
 def _compared(shares: dict[str, list[float]], memory: dict[str, float]) -> list[Row]:
-    """Of each program its costs, and of the whole time ours over theirs; the spread is that of the slices."""
+    """Return the costs of each program, and ours / theirs over all slices, with their spread."""
     rows = []
     for what, share in shares.items():
         rows.append(Row.of(f"CPU seconds per hour, {what}", [3600 * one for one in share], "s"))
@@ -181,7 +181,7 @@ def _compared(shares: dict[str, list[float]], memory: dict[str, float]) -> list[
 
 
 async def _polls(port: int) -> list[Row]:
-    """One poll from the request to the advice, by turns with the bare GET."""
+    """Measure one poll from the request to the advice, in turns with the bare GET."""
     client = MetricsClient(TargetConfig(url=f"http://127.0.0.1:{port}/metrics"), PollConfig())
     pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
     whole, fetched, bare = [], [], []
@@ -205,12 +205,12 @@ async def _polls(port: int) -> list[Row]:
         Row.of("the bare GET with aiohttp", micro(bare), "us"),
         Row.of("our GET", micro(fetched), "us"),
         Row.of("one poll, from request to advice", micro(whole), "us"),
-        Row.of("one poll over the bare GET, by turns", ratios(whole, bare), "x", 1.8, "at most"),
+        Row.of("one poll over the bare GET, in turns", ratios(whole, bare), "x", 1.8, "at most"),
     ]
 
 
 def run() -> list[Row]:
-    """First one poll, then all side by side."""
+    """Measure one poll, then all programs side by side."""
     with served() as port:
         return asyncio.run(_polls(port)) + _side_by_side(port)
 

@@ -1,4 +1,4 @@
-"""Screenshots made small enough for a repository: a PNG with a palette of 256 of its colours."""
+"""Makes screenshots small enough for a repository: PNGs with a palette of 256 of their colours."""
 
 import struct
 import zlib
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {2: 3, 6: 4}  # colour type -> bytes per pixel, of eight bits each
 _PALETTE = 256
-_APART = 8**2  # squared distance of two colours of the palette; less is not seen
+_APART = 8**2  # least squared distance of two colours of the palette; nobody sees less
 
 
 def shrink(png: bytes) -> bytes:
-    """The picture with at most 256 colours; opaque, of eight bits per channel, as browsers take them."""
+    """Reduce a picture to 256 colours; it must be opaque with eight bits per channel, as browsers make it."""
     width, height, channels, data = _read(png)
     rows = _unfiltered(data, width * channels, height, channels)
     pixels = [
@@ -45,7 +45,7 @@ def _read(png: bytes) -> tuple[int, int, int, bytes]:
 
 
 def _unfiltered(data: bytes, stride: int, height: int, step: int) -> Iterator[bytes]:
-    """The rows as they were before PNG's five filters."""
+    """Undo PNG's five filters; returns the rows."""
     above = bytearray(stride)
     for number in range(height):
         start = number * (stride + 1)
@@ -74,7 +74,7 @@ def _mean(left: int, up: int, _corner: int) -> int:
 
 
 def _paeth(left: int, up: int, corner: int) -> int:
-    """The neighbour that is nearest to their plane; the first of equals, as the format says."""
+    """Return the neighbour nearest to their plane; the first of equals, as the format requires."""
     to_left, to_up, to_corner = abs(up - corner), abs(left - corner), abs(left + up - 2 * corner)
     if to_left <= to_up and to_left <= to_corner:
         return left
@@ -82,9 +82,9 @@ def _paeth(left: int, up: int, corner: int) -> int:
 
 
 def _palette(colours: Counter) -> tuple[list, dict]:
-    """The commonest colours that are not all alike, and for every colour which of them is nearest.
+    """Return the most frequent colours that clearly differ, and for every colour the nearest of them.
 
-    Edges of letters have hundreds of greys; they leave room for the one line that is blue.
+    Edges of letters have hundreds of greys; similar ones make room for a single blue line.
     """
     palette: list = []
     for colour, _ in colours.most_common():

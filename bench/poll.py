@@ -1,6 +1,6 @@
-"""One poll after its bytes are there: read the body, remember, compute the signals, judge.
+"""Measures one poll after its bytes arrived: read the body, remember, compute the signals, judge.
 
-The parts are measured one by one too, to show where the time goes: nothing stands out.
+Also measures the parts one by one, to show where the time goes.
 """
 
 import statistics
@@ -34,9 +34,9 @@ Result = TypeVar("Result")
 
 
 def run() -> list[Row]:
-    """Replay a recorded preemption storm of one engine some times, each time by fresh eyes.
+    """Replay a recorded preemption storm of one engine several times, each time from an empty history.
 
-    By turns: up to the signals only, and all that a poll costs, the verdict and its advice included.
+    In turns: up to the signals only, and a whole poll including the verdict and its advice.
     """
     header, *polls = read(RECORDING)
     signals: list[float] = []
@@ -52,7 +52,7 @@ def run() -> list[Row]:
         Row.of("body to signals", micro(signals), "us", 350, "at most"),
         Row.of("verdict, findings and advice", micro(verdicts), "us", 150, "at most"),
         Row.of("body to verdict and advice", micro(all_), "us"),
-        Row("the slowest of a hundred", statistics.quantiles(all_, n=100)[-1] * 1e6, "us"),
+        Row("body to verdict and advice, p99", statistics.quantiles(all_, n=100)[-1] * 1e6, "us"),
         *(Row.of(f"of it: {what}", micro(seconds), "us") for what, seconds in parts.items()),
     ]
 
@@ -71,7 +71,7 @@ def _up_to_signals(header: Header, polls: list[Poll]) -> list[float]:
 
 
 def _verdicts(header: Header, polls: list[Poll]) -> list[float]:
-    """What judging costs beyond the signals, which it computes first: they are computed twice to see that."""
+    """Measure the cost of judging without the signals: the signals are computed twice for that."""
     reader, engine, limits = Reader(), Engine(AnalysisConfig()), ServerFacts(header.config)
     seconds = []
     for poll in polls:
@@ -97,7 +97,7 @@ def _whole(header: Header, polls: list[Poll]) -> list[float]:
 
 
 def _parts(header: Header, polls: list[Poll], parts: dict[str, list[float]]) -> None:
-    """The steps of `Engine.judge` and of what comes before it, each with its time."""
+    """Measure the steps of `Engine.judge` and those before it."""
     reader, history, baseline, judge = Reader(), History(), Baseline(), Judge()
     limits, windows = AnalysisConfig(), Windows()
 
@@ -108,8 +108,8 @@ def _parts(header: Header, polls: list[Poll], parts: dict[str, list[float]]) -> 
         return result
 
     for poll in polls:
-        timed("find the lines that matter", partial(_OTHER_LINES.findall, poll.body))
-        exposition = timed("read the body, that included", partial(reader.read, poll.body))
+        timed("find the relevant lines", partial(_OTHER_LINES.findall, poll.body))
+        exposition = timed("read the body, including that", partial(reader.read, poll.body))
         (snapshot,) = exposition.engines.values()
         timed("remember", partial(history.observe, poll.t, snapshot, exposition.start_time))
         baseline.observe(history, frozen=False)

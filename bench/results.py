@@ -21,8 +21,8 @@ TABLE: Final = FOLDER / "RESULTS.md"
 
 # The promised ratios: (benchmark, row) -> name in results.json.
 KEYS: Final[Mapping[tuple[str, str], str]] = {
-    ("reader", "ratio, five in a row by turns"): "reader_speedup_over_prometheus_client",
-    ("peers", "one poll over the bare GET, by turns"): "poll_over_bare_get",
+    ("reader", "ratio, turns of five"): "reader_speedup_over_prometheus_client",
+    ("peers", "one poll over the bare GET, in turns"): "poll_over_bare_get",
     ("peers", "CPU over Debian's Prometheus agent"): "cpu_over_prometheus_agent",
     ("peers", "CPU over vmagent"): "cpu_over_vmagent",
     ("peers", "CPU over requests and prometheus-client"): "cpu_over_requests_loop",

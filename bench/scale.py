@@ -1,8 +1,8 @@
-"""How many targets one process watches: CPU, memory, lateness and scrapes at 1, 10, ... 500 targets at 1 Hz.
+"""Measures how many targets one process watches: CPU, memory, lateness and scrapes at 1 to 500 targets, 1 Hz.
 
-The targets are served by a process of its own that does next to nothing: bytes made before, a minimal
-protocol. It notes when each request comes, so lateness is seen from outside. ``BENCH_TARGETS=100,500``
-measures fewer sizes, ``BENCH_SECONDS=10`` for a shorter time than 20 seconds each.
+A separate process serves the targets with little work: prepared bytes, a minimal protocol. It records the
+time of each request, so lateness is measured from outside. ``BENCH_TARGETS=100,500`` measures fewer sizes,
+``BENCH_SECONDS=10`` for a shorter time than 20 seconds each.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from bench.serve import started
 
 SIZES = tuple(map(int, os.environ.get("BENCH_TARGETS", "1,10,50,100,200,500").split(",")))
 SECONDS = min(20.0, float(os.environ.get("BENCH_SECONDS", "20")))
-WARM_UP = 6.0  # imports, the first polls, the questions beside them
+WARM_UP = 6.0  # imports, the first polls and probes
 SCRAPE_EVERY = 5.0
-# Scrapes for the quantiles follow one another this closely, after the CPU was measured. Closer than this
-# they would take the core for themselves.
+# The pause between scrapes for the quantiles, after the CPU was measured. With a shorter one the scrapes
+# would use the whole core.
 SCRAPE_HARD = 0.5
-# The bars: one core, an interval of lateness, and how long a scrape may take at its slowest of a hundred.
+# The bars: one core, one interval of lateness, and the 99th percentile of scrapes.
 INTERVAL = 1.0
 SLOWEST_SCRAPE_MS = {100: 300.0, 500: 1000.0}
 
@@ -58,14 +58,14 @@ class _Served(asyncio.Protocol):
 
 
 async def _serve(number: int) -> None:
-    """Serve so many targets until the standard input says the time to judge from, then tell the gaps."""
+    """Serve a number of targets until the standard input has the time to judge from, then print the gaps."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: %d\r\n\r\n"
     answers = [head % len(body) + body for body in storm()]
     loop = asyncio.get_running_loop()
     times: list[list[float]] = [[] for _ in range(number)]
     ports = []
     for index in range(number):
-        # Each begins elsewhere in the storm and goes on from there, as counters do.
+        # Each starts elsewhere in the storm and continues from there, as counters do.
         own = itertools.cycle(answers[index % len(answers) :] + answers[: index % len(answers)])
         server = await loop.create_server(
             lambda own=own, index=index: _Served(own, times[index]), "127.0.0.1", 0
@@ -80,7 +80,7 @@ async def _serve(number: int) -> None:
 
 @contextmanager
 def targets(number: int) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A process that serves targets, and their ports."""
+    """Start a process that serves targets; yields it and their ports."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.scale", str(number)],
         stdin=subprocess.PIPE,
@@ -97,7 +97,7 @@ def targets(number: int) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
 
 
 async def _scrape(base: str, every: float, seconds: float) -> list[float]:
-    """Scrape for some time; the seconds that each took."""
+    """Scrape for some time; returns the seconds of each scrape."""
     took = []
     end = time.monotonic() + seconds
     async with aiohttp.ClientSession(headers={"Accept-Encoding": "gzip"}, auto_decompress=False) as session:
@@ -112,7 +112,7 @@ async def _scrape(base: str, every: float, seconds: float) -> list[float]:
 
 
 def _measured(number: int) -> tuple[list[Row], float]:
-    """The rows of one size, and the share of a core that it took."""
+    """Measure one size; returns its rows and the share of a core that it used."""
     with tempfile.TemporaryDirectory() as folder, targets(number) as (generator, ports):
         listed = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
         Path(folder, "targets.json").write_text(json.dumps(listed))
@@ -135,7 +135,7 @@ def _measured(number: int) -> tuple[list[Row], float]:
     name = f"{number} targets: " if number > 1 else "1 target: "
     bar = 100.0 if number == max(SIZES) else None
     return [
-        Row(f"{name}one core at 1 Hz", 100 * cpu, "%", bar, "at most"),
+        Row(f"{name}share of a core at 1 Hz", 100 * cpu, "%", bar, "at most"),
         Row(f"{name}resident memory", rss, "MiB"),
         Row(f"{name}worst lateness of a poll", 1000 * late, "ms", 1000 * INTERVAL, "at most"),
         Row(f"{name}a scrape, median", 1000 * statistics.median(took), "ms"),
@@ -144,7 +144,7 @@ def _measured(number: int) -> tuple[list[Row], float]:
 
 
 def run() -> list[Row]:
-    """All sizes, one after the other."""
+    """Measure all sizes, one after the other."""
     rows, shares = [], {}
     for number in SIZES:
         found, shares[number] = _measured(number)

@@ -40,7 +40,7 @@ STORY = Scenario(
     {},
 )
 SECONDS = 600
-WALL = 1_767_236_400.0  # a night, 03:00:00 UTC
+WALL = 1_767_236_400.0  # 03:00:00 UTC
 OWN = {
     "Polls": "600, 14 failed, 0 skipped",
     "Poll duration": "8.1 ms on average",

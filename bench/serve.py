@@ -1,8 +1,8 @@
-"""What the sidecar costs its machine: CPU and memory of ``serve`` at one poll a second, in a process apart.
+"""Measures CPU and memory of ``serve`` at one poll per second, in a separate process.
 
-Beside it runs a bare process: the same libraries (aiohttp's client and server, prometheus-client), the same
-polls of the same body, the same scrapes, and nothing done with what comes back. ``BENCH_SECONDS=10`` measures
-for a shorter time than a minute.
+A bare process runs at the same time: the same libraries (aiohttp's client and server, prometheus-client), the
+same polls of the same body, the same scrapes, and no work with the responses. ``BENCH_SECONDS=10`` measures
+for less than a minute.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from bench.reader import storm
 from bench.served import serving
 
 SECONDS = float(os.environ.get("BENCH_SECONDS", "60"))
-WARM_UP = 3.0  # imports and the first polls are no running costs
+WARM_UP = 3.0  # do not count imports and the first polls
 SCRAPE_EVERY = 5.0
 MEBI = 1 << 20
 PACKAGE = Path(exporter.__file__).parent
@@ -66,11 +66,11 @@ class Process:
         self._folder = Path(f"/proc/{pid}")
 
     def cpu_seconds(self) -> float:
-        """Time on a CPU of all its threads, by the scheduler's own clock."""
+        """Return the CPU time of all its threads, by the scheduler's own clock."""
         return sum(int(path.read_text().split()[0]) for path in self._folder.glob("task/*/schedstat")) / 1e9
 
     def memory(self) -> tuple[float, float]:
-        """Resident and proportional memory in MiB; of the latter what is shared counts by its share."""
+        """Return resident and proportional memory in MiB; shared pages count in part in the latter."""
         rollup = (self._folder / "smaps_rollup").read_text()
         rss, pss = (
             int(re.search(rf"^{name}: +(\d+) kB", rollup, re.MULTILINE)[1]) for name in ("Rss", "Pss")
@@ -80,7 +80,7 @@ class Process:
 
 @contextmanager
 def started(*arguments: str) -> Iterator[Process]:
-    """A Python process that says ``serving url=...`` on its standard error; ended with the block."""
+    """Start a Python process that logs ``serving url=...``; ended with the block."""
     with tempfile.TemporaryFile("w+b") as log:
         process = subprocess.Popen([sys.executable, *arguments], stderr=log, stdout=log)
         try:
@@ -114,8 +114,8 @@ async def _measure() -> list[Row]:
             )
             (rss, pss), (bare_rss, bare_pss) = ours.memory(), bare.memory()
     return [
-        Row(f"one core at 1 Hz, over {seconds:.0f} s", 100 * cpu[0] / seconds, "%", 0.5, "at most"),
-        Row("the same of the bare process", 100 * cpu[1] / seconds, "%"),
+        Row(f"share of a core at 1 Hz, over {seconds:.0f} s", 100 * cpu[0] / seconds, "%", 0.5, "at most"),
+        Row("share of a core, bare process", 100 * cpu[1] / seconds, "%"),
         Row("resident memory", rss, "MiB"),
         Row("resident memory over the bare process", rss - bare_rss, "MiB", 7.0, "at most"),
         Row("proportional memory over the bare process", pss - bare_pss, "MiB", 7.0, "at most"),
@@ -123,7 +123,7 @@ async def _measure() -> list[Row]:
 
 
 async def _scrape(seconds: float, *processes: Process) -> None:
-    """Let some seconds pass, with a scrape of each process now and then."""
+    """Wait for some seconds, with a scrape of each process now and then."""
     end = time.monotonic() + seconds
     async with aiohttp.ClientSession() as session:
         while (left := end - time.monotonic()) > 0:
@@ -136,7 +136,7 @@ async def _scrape(seconds: float, *processes: Process) -> None:
 def run() -> list[Row]:
     """Run both processes at the same time, so that a busy machine slows both.
 
-    The exporter is compiled before, as an installed one is: compiling at the start leaves memory behind.
+    The exporter is compiled before, as an installed one is: compiling at the start would use memory.
     """
     compileall.compile_dir(PACKAGE, quiet=2)
     return asyncio.run(_measure())

@@ -1,4 +1,4 @@
-"""A server that answers every scrape with the next of some recorded bodies, in this process."""
+"""Serves recorded bodies in this process: every scrape gets the next one."""
 
 import itertools
 from collections.abc import AsyncIterator, Sequence
@@ -10,11 +10,11 @@ __all__ = ["Served", "serving"]
 
 
 class Served:
-    """What is served.
+    """A server of recorded bodies.
 
     Attributes:
         url: of its metrics.
-        polls: how often it was asked.
+        polls: the number of requests.
     """
 
     def __init__(self, bodies: Sequence[bytes]) -> None:
@@ -23,14 +23,14 @@ class Served:
         self._bodies = itertools.cycle(bodies)
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """The next body."""
+        """Return the next body."""
         self.polls += 1
         return web.Response(body=next(self._bodies), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 @asynccontextmanager
 async def serving(bodies: Sequence[bytes]) -> AsyncIterator[Served]:
-    """Serve them in a circle, on loopback."""
+    """Serve bodies in a circle, on loopback."""
     served = Served(bodies)
     app = web.Application()
     app.router.add_get("/metrics", served.metrics)

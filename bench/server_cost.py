@@ -1,8 +1,8 @@
-"""What polling costs the server: CPU of its process, and how late its tokens come.
+"""Measures the cost of polling for the server: CPU of its process, and lateness of its tokens.
 
-The server is a process as vLLM's API server is one: it renders as many series with prometheus-client, and a
-ticker on the same event loop stands for the stream of tokens. It is polled once a second, every five
-seconds, and not at all, by turns. ``BENCH_SECONDS=10`` measures each for a shorter time.
+The server is a process like vLLM's API server: it renders as many series with prometheus-client, and a
+ticker on the same event loop represents the stream of tokens. It is polled once per second, every five
+seconds, and not at all, in turns. ``BENCH_SECONDS=10`` measures each for a shorter time.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from exporter.vllm.client import MetricsClient
 
 BODY = Path(__file__).parent.parent / "tests" / "expositions" / "0.26.0.txt.gz"
 SECONDS = min(20.0, float(os.environ.get("BENCH_SECONDS", "20")))
-TICK = 0.01  # a token of each of some requests
+TICK = 0.01  # one token for each of several requests
 RATES = {"none": 0.0, "0.2 Hz": 5.0, "1 Hz": 1.0}
 
 
 class _Families:
-    """The families of a recorded body, rendered anew at each scrape."""
+    """The families of a recorded body, rendered again at each scrape."""
 
     def __init__(self) -> None:
         self._families = list(text_string_to_metric_families(gzip.decompress(BODY.read_bytes()).decode()))
 
     def collect(self) -> list[Metric]:
-        """All of them."""
+        """Yield all families."""
         return self._families
 
 
@@ -71,7 +71,7 @@ async def _serve() -> None:
 
 
 async def _polled(process: Process, port: int, every: float) -> tuple[float, list[float]]:
-    """Share of a core, and the lateness of ticks, while it is polled so often."""
+    """Return the share of a core and the lateness of ticks at a poll interval."""
     client = MetricsClient(TargetConfig(url=f"http://127.0.0.1:{port}/metrics"), PollConfig())
     await client.get_json("/late")
     before, start = process.cpu_seconds(), time.monotonic()
@@ -87,7 +87,7 @@ async def _polled(process: Process, port: int, every: float) -> tuple[float, lis
 
 
 def run() -> list[Row]:
-    """Each rate twice, by turns."""
+    """Measure each poll interval twice, in turns."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.server_cost"], stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent
     )
@@ -105,13 +105,13 @@ def run() -> list[Row]:
         process.stdout.close()
     rows = []
     for name in RATES:
-        rows.append(Row(f"one core of the server, polled {name}", 100 * statistics.mean(cpu[name]), "%"))
+        rows.append(Row(f"server's share of a core, polled {name}", 100 * statistics.mean(cpu[name]), "%"))
         ticks = sorted(late[name])
-        rows.append(Row(f"a token late, polled {name}, median", 1000 * statistics.median(ticks), "ms"))
-        rows.append(Row(f"a token late, polled {name}, p99", 1000 * ticks[int(0.99 * len(ticks))], "ms"))
-        rows.append(Row(f"a token late, polled {name}, worst", 1000 * ticks[-1], "ms"))
+        rows.append(Row(f"token delay, polled {name}, median", 1000 * statistics.median(ticks), "ms"))
+        rows.append(Row(f"token delay, polled {name}, p99", 1000 * ticks[int(0.99 * len(ticks))], "ms"))
+        rows.append(Row(f"token delay, polled {name}, worst", 1000 * ticks[-1], "ms"))
     more = statistics.mean(cpu["1 Hz"]) - statistics.mean(cpu["none"])
-    rows.append(Row("one poll, of the server's core", 1000 * more, "ms"))
+    rows.append(Row("server's CPU time per poll", 1000 * more, "ms"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The simulated scheduler: speed of a busy hour, and how close it comes to real servers."""
+"""Measures the simulated scheduler: speed of a busy hour, and accuracy compared with real servers."""
 
 import csv
 import json
@@ -16,13 +16,13 @@ from exporter.simulation.workload import Lengths, parse_workload, random_request
 
 TRUTH = Path(__file__).parent.parent / "tests" / "simulation" / "truth"
 HOUR = 3600
-# (seats, blocks): in the first seats are short, in the second blocks are.
+# (seats, blocks): seats are short in the first, blocks in the second.
 BUSY = {"seats short": (256, 20_000), "blocks short": (256, 8_000)}
 SMALL = 200  # blocks of a pool that is always full
 
 
 def hour(seats: int, blocks: int) -> tuple[float, int]:
-    """Seconds of processor time that one busy hour takes, and the requests that finished in it."""
+    """Return the CPU seconds that one busy hour takes, and the requests that finished in it."""
     engine = Engine(num_gpu_blocks=blocks, max_num_seqs=seats)
     dice = Rng(1)
     requests = random_requests(Lengths.between(100, 1500), Lengths.between(100, 900), dice.fork())
@@ -33,27 +33,27 @@ def hour(seats: int, blocks: int) -> tuple[float, int]:
 
 
 def faithfulness() -> list[Row]:
-    """The worst deviation of preemptions and of steps, in full pools and in larger ones."""
+    """Return the worst deviation of preemptions and of steps, in full pools and in larger ones."""
     workload = parse_workload(json.loads((TRUTH / "workload.json").read_text()))
     worst: dict[tuple[str, bool], float] = {}
     for row in csv.DictReader((TRUTH / "runs.csv").read_text().splitlines()):
         if (row["mode"], row["num_gpu_blocks"]) == ("closed", "500"):
-            continue  # the times of its arrivals were not recorded
+            continue  # its arrival times were not recorded
         result, small = simulate_run(workload, row), int(row["num_gpu_blocks"]) <= SMALL
         steps = 100 * abs(result.engine_steps / int(row["engine_steps"]) - 1)
         off = abs(result.preemptions - int(row["preemptions"]))
         worst["preemptions", small] = max(worst.get(("preemptions", small), 0.0), off)
         worst["steps", small] = max(worst.get(("steps", small), 0.0), steps)
     return [
-        Row("preemptions off at most, full pools", worst["preemptions", True], "", 2, "at most"),
-        Row("steps off at most, full pools", worst["steps", True], "%", 1, "at most"),
-        Row("preemptions off at most, larger pools", worst["preemptions", False], "", 4, "at most"),
-        Row("steps off at most, larger pools", worst["steps", False], "%", 2, "at most"),
+        Row("largest error of preemptions, full pools", worst["preemptions", True], "", 2, "at most"),
+        Row("largest error of steps, full pools", worst["steps", True], "%", 1, "at most"),
+        Row("largest error of preemptions, larger pools", worst["preemptions", False], "", 4, "at most"),
+        Row("largest error of steps, larger pools", worst["steps", False], "%", 2, "at most"),
     ]
 
 
 def run() -> list[Row]:
-    """A busy hour of 10 requests a second, the best of three times; then the real runs."""
+    """Measure a busy hour of 10 requests per second, the best of three; then the real runs."""
     rows = []
     for what, (seats, blocks) in BUSY.items():
         times, finished = zip(*(hour(seats, blocks) for _ in range(3)), strict=True)

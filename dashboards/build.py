@@ -1,8 +1,8 @@
 """Writes the Grafana dashboards: ``python dashboards/build.py``.
 
 Exported names come from the metric table, vLLM's from the table of its names, colours and words from the
-catalogue, thresholds from the configuration. In ``generator/`` a module per dashboard says which question a
-panel answers and what good looks like; ``panels.py`` knows the form of Grafana's JSON.
+catalogue, thresholds from the configuration. ``generator/`` has one module per dashboard, which states the
+question that each panel answers and its healthy state; ``panels.py`` knows the form of Grafana's JSON.
 """
 
 import json
@@ -24,12 +24,12 @@ DASHBOARDS: Final[Mapping[str, Callable[[], dict[str, Any]]]] = {
 
 
 def text_of(name: str) -> str:
-    """A dashboard as it is committed: one key a line, so that a difference can be read."""
+    """Return a dashboard as it is committed: one key per line, so that diffs are readable."""
     return json.dumps(DASHBOARDS[name](), indent=2, ensure_ascii=False) + "\n"
 
 
 def main() -> int:
-    """Write all dashboards beside this file."""
+    """Write all dashboards into the folder of this file."""
     for name in DASHBOARDS:
         path = FOLDER / f"{name}.json"
         path.write_text(text_of(name), encoding="utf-8")

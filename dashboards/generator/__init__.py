@@ -1,1 +1,1 @@
-"""Makes the Grafana dashboards: one module for each, and what they share."""
+"""Generates the Grafana dashboards: one module for each, and shared parts."""

@@ -1,4 +1,4 @@
-"""One server: now, preemption, KV and queue, user impact, fix."""
+"""The dashboard of one server: now, preemption, KV and queue, user impact, fix."""
 
 from typing import Any, Final
 
@@ -42,7 +42,7 @@ __all__ = ["build"]
 
 Json = dict[str, Any]
 
-# A target has a verdict of its own where no engine can be read.
+# A target has its own verdict if no engine can be read.
 _OF_ENGINES: Final = by(["verdict"], f"{ours('verdict')} == 1")
 _OF_TARGETS: Final = by(["verdict"], narrowed(ours("target_verdict"), 'verdict!="reachable"') + " == 1")
 _VERDICT_NOW: Final = f"{_OF_ENGINES} or {_OF_TARGETS}"
@@ -336,7 +336,7 @@ def _fix() -> Row:
                     Column("engine", "Engine", 65, unit=AS_TEXT),
                     Column("fix", "Change", 250, [FIXES], look=WRAPPED),
                     Column("flag", "Flag of vLLM", 240, [FLAGS], look=WRAPPED),
-                    Column("effect", "What it does to the KV cache", None, [EFFECTS], look=WRAPPED),
+                    Column("effect", "Effect on the KV cache", None, [EFFECTS], look=WRAPPED),
                 ],
                 sort=("Rank", False),
                 hidden=(*SERVER, "model_name"),
@@ -432,7 +432,7 @@ def _native_latency() -> Row:
     )
 
 
-def _beside() -> Row:
+def _exporter() -> Row:
     return Row(
         "The exporter",
         [
@@ -466,7 +466,7 @@ def _beside() -> Row:
 
 
 def build() -> Json:
-    """The dashboard."""
+    """Build the dashboard."""
     return assembled(
         "engine",
         "One vLLM server: what is wrong, is work lost, what is short, who feels it, what to change.",
@@ -476,6 +476,6 @@ def build() -> Json:
         _impact(),
         _fix(),
         _native_latency(),
-        _beside(),
+        _exporter(),
         time="now-1h",
     )

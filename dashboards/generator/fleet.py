@@ -1,4 +1,4 @@
-"""All servers: who is in trouble, how time is spent, what is left."""
+"""The dashboard of all servers: trouble, share of time by verdict, capacity left, imbalance."""
 
 from functools import partial
 from typing import Any, Final
@@ -281,7 +281,7 @@ def _imbalance() -> Row:
 
 
 def build() -> Json:
-    """The dashboard."""
+    """Build the dashboard."""
     return assembled(
         "fleet",
         "All vLLM servers: who is in trouble, the worst engines, how time is spent, capacity left,"

@@ -1,4 +1,4 @@
-"""The exporters themselves: do they get answers, what do they cost."""
+"""The dashboard of the exporters themselves: polls, results, configuration, overhead."""
 
 from functools import partial
 from typing import Any, Final
@@ -31,7 +31,7 @@ lines: Final = partial(graph, fill=0)
 def _now() -> Row:
     up = ours("up")
     last = f"time() - {ours('last_success_timestamp_seconds')}"
-    # One exporter of a version may watch many servers.
+    # One exporter, which has one version, may watch many servers.
     built = f"{up} * 0 + on (job, instance) group_left (version, python) {ours('exporter_build')}"
     return Row(
         "Now",
@@ -316,7 +316,7 @@ def _targets() -> Row:
 
 
 def _cost() -> Row:
-    # vLLM's process has the same names; under one job only this tells whose they are.
+    # vLLM's process exports the same names; if both have the same job, only this selects the exporter's.
     place = selector(*PLACE)
     its = f"and on (job, instance) {ours('exporter_build')}"
     return Row(
@@ -346,7 +346,7 @@ def _cost() -> Row:
 
 
 def build() -> Json:
-    """The dashboard."""
+    """Build the dashboard."""
     return assembled(
         "exporter",
         "The exporters themselves: do polls succeed, how fast are they, what do they find, what is their "

@@ -1,7 +1,7 @@
-"""The few forms of Grafana's classic dashboard JSON that the dashboards are made of.
+"""Builds the parts of Grafana's classic dashboard JSON.
 
-Knows Grafana and nothing of vLLM. A panel is a dict that lacks only its id and its place; `rows` gives
-it both, so that panels never overlap.
+Knows Grafana and nothing of vLLM. A panel is a dict without its id and its place; `rows` adds both, so that
+panels never overlap.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Query:
 
     Attributes:
         legend: of a line or tile, with ``{{label}}``.
-        instant: the value at the end of the time range in place of its course.
+        instant: whether to query only the end of the time range instead of the whole range.
         form: ``time_series``, ``table`` or ``heatmap``.
     """
 
@@ -55,9 +55,9 @@ class Column:
 
     Attributes:
         name: of the label, or ``Value #A`` for the value of the first query.
-        title: what stands above it.
-        width: in pixels; what has none shares the rest.
-        mappings: what is shown in place of a value.
+        title: the heading.
+        width: in pixels; columns without one share the rest.
+        mappings: texts shown instead of values.
         unit: of a number.
         look: further properties of the field by path, such as ``{"custom.cellOptions": {...}}``.
     """
@@ -72,7 +72,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels under a heading, placed from left to right; what does not fit begins a new line."""
+    """Panels under a heading, placed from left to right; a panel that does not fit starts a new line."""
 
     title: str
     panels: Sequence[Json]
@@ -83,13 +83,13 @@ class Row:
 
 
 def thresholds(*steps: tuple[float, str], base: str = "green") -> Json:
-    """Colours from a value on; below the first step the base colour."""
+    """Build colours: each applies from its value on, the base colour below the first."""
     from_steps = [{"color": colour, "value": value} for value, colour in steps]
     return {"mode": "absolute", "steps": [{"color": base, "value": None}, *from_steps]}
 
 
 def mapping(texts: Mapping[str, str | tuple[str, str]]) -> Json:
-    """What is shown in place of a value: a text, or a text and its colour."""
+    """Build a mapping from values to texts, each optionally with its colour."""
     options = {}
     for index, (value, shown) in enumerate(texts.items()):
         text, colour = (shown, None) if isinstance(shown, str) else shown
@@ -98,17 +98,17 @@ def mapping(texts: Mapping[str, str | tuple[str, str]]) -> Json:
 
 
 def by_name(name: str, **properties: Any) -> Json:
-    """An override for the field of that name; see `_override` for the properties."""
+    """Build an override for the field of that name; see `_override` for the properties."""
     return _override({"id": "byName", "options": name}, properties)
 
 
 def by_query(ref: str, **properties: Any) -> Json:
-    """An override for all that one query of the panel brings: ``A`` is the first."""
+    """Build an override for all series of one query of the panel: ``A`` is the first."""
     return _override({"id": "byFrameRefID", "options": ref}, properties)
 
 
 def _override(matcher: Json, properties: Mapping[str, Any]) -> Json:
-    """Properties by id; one underscore pair stands for the dot: ``custom__lineWidth``."""
+    """Build an override; two underscores in a property's name stand for a dot: ``custom__lineWidth``."""
     listed = [{"id": name.replace("__", "."), "value": value} for name, value in properties.items()]
     return {"matcher": matcher, "properties": listed}
 
@@ -152,19 +152,19 @@ def graph(
     defaults: Mapping[str, Any] | None = None,
     fill: int = 8,
 ) -> Json:
-    """Lines over time, or areas on top of each other.
+    """Build a chart of lines over time, or of stacked areas.
 
     Args:
-        title: what it shows.
-        text: what good looks like.
-        queries: what is drawn.
+        title: of the panel.
+        text: its description.
+        queries: of its lines.
         unit: of all values.
         size: width and height in units of the grid.
-        limits: thresholds, drawn as dashed lines.
+        limits: thresholds, shown as dashed lines.
         overrides: see `by_name` and `by_query`.
         stacked: ``none``, ``normal`` or ``percent``.
         defaults: further properties of all fields, such as ``max``.
-        fill: opacity below lines, in per cent; many lines read best without.
+        fill: opacity below lines, in per cent; use 0 for many lines.
     """
     custom = {
         "drawStyle": "line",
@@ -208,20 +208,20 @@ def stat(
     none: str = "",
     defaults: Mapping[str, Any] | None = None,
 ) -> Json:
-    """Large numbers.
+    """Build a panel of large numbers.
 
     Args:
-        title: what it shows.
-        text: what good looks like.
+        title: of the panel.
+        text: its description.
         queries: one tile per series.
         unit: of all values.
         size: width and height in units of the grid.
         limits: colours by value.
         overrides: see `by_name` and `by_query`.
         shown: ``value``, ``name``, ``value_and_name`` or ``auto``.
-        background: whether the tile has the colour, else the number.
-        course: whether its course is drawn beneath.
-        none: what stands there when there is nothing.
+        background: whether the tile has the colour instead of the number.
+        course: whether a small chart is shown below.
+        none: the text without any data.
         defaults: further properties of all fields.
     """
     fields = {
@@ -257,7 +257,7 @@ def bars(
     overrides: Sequence[Json] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Json:
-    """Horizontal bars, one per series."""
+    """Build horizontal bars, one per series."""
     fields = {
         "color": {"mode": "thresholds"},
         "mappings": [],
@@ -283,7 +283,7 @@ def bars(
 
 
 def heatmap(title: str, text: str, query: Query, *, size: tuple[int, int] = (8, 8), unit: str) -> Json:
-    """A histogram over time; the buckets come from the query."""
+    """Build a histogram over time; the buckets come from the query."""
     return _panel("heatmap", title, text, [query], size) | {
         "fieldConfig": {
             "defaults": {"custom": {"scaleDistribution": {"type": "linear"}}, "unit": "short", "min": 0},
@@ -317,17 +317,17 @@ def table(
     hidden: Sequence[str] = (),
     tall: bool = False,
 ) -> Json:
-    """Instant values by their labels, one row for equal labels.
+    """Build a table of instant values, one row per set of labels.
 
     Args:
-        title: what it shows.
-        text: what good looks like.
+        title: of the panel.
+        text: its description.
         queries: of the form ``table``.
         columns: in their order.
         size: width and height in units of the grid.
         sort: title of a column, and whether the largest stands first.
-        hidden: labels and values that are not shown; time never is.
-        tall: rows hold two lines of text. (Rows grow by what was queried, not by the words shown for it.)
+        hidden: labels and values that are not shown, in addition to the time.
+        tall: whether rows hold two lines. (Grafana fits rows to the queried values, not to their mappings.)
     """
     overrides = [_column(column) for column in columns]
     return _panel("table", title, text, queries, size) | {
@@ -372,11 +372,11 @@ def _column(column: Column) -> Json:
     return by_name(column.title, **properties, **(column.look or {}))
 
 
-# The whole.
+# Dashboards.
 
 
 def rows(*given: Row) -> list[Json]:
-    """All panels with ids and places, row by row."""
+    """Return all panels with ids and places, row by row."""
     placed: list[Json] = []
     top = number = 0
     for row in given:
@@ -406,10 +406,10 @@ def _lines(panels: Iterable[Json], top: int, number: int) -> tuple[list[Json], i
 
 
 def series(title: str, name: str, query: str, *, always: bool = False) -> Json:
-    """A variable whose values are those of a label; several or all may be chosen.
+    """Build a variable with the values of a label; several or all may be selected.
 
-    All is a pattern and no list of what there is: a label that a scrape does not have matches too, where it
-    is not `always` there.
+    All is a pattern, not a list of the known values: it also matches series without the label, unless the
+    label is `always` present.
     """
     return {
         "type": "query",
@@ -441,7 +441,7 @@ def dashboard(
     annotations: Sequence[Json],
     time: str,
 ) -> Json:
-    """The document; other dashboards of the same tag are linked with time and variables kept."""
+    """Build the document, with links to other dashboards of the same tag that keep time and variables."""
     source = {
         "type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus",
         "current": {}, "hide": 0, "includeAll": False, "multi": False, "options": [], "refresh": 1,

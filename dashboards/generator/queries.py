@@ -1,4 +1,4 @@
-"""PromQL: the exporter's metrics by the table of them, vLLM's by the table of its names."""
+"""Builds PromQL from the table of the exporter's metrics and the table of vLLM's names."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -17,32 +17,32 @@ __all__ = [
 TABLE: Final = catalogue.load()
 ROWS: Final = {row.name: row for row in (*METRICS, *EXPORTER_METRICS)}
 
-# What tells one server from another. Of pod, target and instance a scrape may have one, two or all.
+# Labels that distinguish servers. A scrape may have one, two or all of pod, target and instance.
 SERVER: Final = ("cluster", "namespace", "pod", "target", "instance")
 ENGINE: Final = (*SERVER, "model_name", "engine")
-# Pods of one name stand in many namespaces and clusters.
+# Several namespaces and clusters may have pods of the same name.
 WHERE: Final = "{{cluster}} {{namespace}} {{server}}"
 WHO: Final = f"{WHERE}/{{{{engine}}}}"
 NATIVE: Final = f"{WHO} (vLLM)"
 MODEL: Final = ("cluster", "namespace", "model_name")
 OF_MODEL: Final = "{{cluster}} {{namespace}} {{model_name}}"
 
-# Which variables filter what. vLLM's own series come from a scrape of their own, and so from another job.
+# The variables that filter series. A separate scrape, and so another job, has vLLM's own series.
 PLACE: Final = ("cluster", "namespace", "job", "pod")
 OF_ENGINE: Final = ("model_name", "engine")
 
 
 def selector(*labels: str, **more: str) -> str:
-    """A selector by the dashboard's variables, and by fixed values."""
+    """Build a selector with the dashboard's variables and fixed values."""
     chosen = [f'{label}=~"${label}"' for label in labels]
     return "{" + ", ".join(chosen + [f'{label}="{value}"' for label, value in more.items()]) + "}"
 
 
 def ours(name: str, part: str = "", **more: str) -> str:
-    """A metric of the exporter, filtered by all variables that its labels know.
+    """Select a metric of the exporter, filtered by all variables that match its labels.
 
     Args:
-        name: as it stands in the table, without prefix and ending.
+        name: as in the table, without prefix and suffix.
         part: of a histogram: ``_bucket``, ``_count`` or ``_sum``.
         more: values of labels.
     """
@@ -52,20 +52,20 @@ def ours(name: str, part: str = "", **more: str) -> str:
 
 
 def narrowed(one: str, matcher: str) -> str:
-    """A selector with one matcher more."""
+    """Add a matcher to a selector."""
     return one.removesuffix("}") + f", {matcher}}}"
 
 
 def native(reading: str, around: Callable[[str], str] = str, part: str = "") -> str:
-    """A reading from vLLM's own series, under every name that it had.
+    """Select a reading from vLLM's own series, under every name that it had.
 
     Args:
-        reading: as it stands in the table of names.
-        around: what is done to each name, such as `rate`.
+        reading: as in the table of names.
+        around: the function applied to each name, such as `rate`.
         part: of a histogram whose sum is in the table: ``_bucket``.
     """
     rows = [row for row in NAMES if row.reading == reading]
-    # The newest first: where a release has both names, the first one counts.
+    # The newest first: if a release has both names, the first one counts.
     rows.sort(key=lambda row: version_key(row.since), reverse=True)
     return " or ".join(around(_native(row, part)) for row in rows)
 
@@ -78,29 +78,29 @@ def _native(row: Name, part: str) -> str:
 
 
 def rate(one: str) -> str:
-    """Per second."""
+    """Return the rate per second."""
     return f"rate({one}[$__rate_interval])"
 
 
 def by(labels: Iterable[str], expr: str, operation: str = "sum") -> str:
-    """An aggregation; of everything where no label is named."""
+    """Aggregate by labels; without labels, over all series."""
     kept = ", ".join(labels)
     return f"{operation} by ({kept}) ({expr})" if kept else f"{operation}({expr})"
 
 
 def named(expr: str) -> str:
-    """With the label ``server``: the target where one exporter watches several, else pod or instance."""
+    """Add the label ``server``: the target if one exporter watches several, else pod or instance."""
     joined = f'label_join({expr}, "server", "|", "target", "pod", "instance")'
     return f'label_replace({joined}, "server", "$1", "server", "[|]*([^|]+).*")'
 
 
 def or_else(expr: str, value: str) -> str:
-    """The value where the expression has nothing to show."""
+    """Return a fallback value if the expression has no result."""
     return f"{expr} or on() {value}"
 
 
 def or_none(expr: str) -> str:
-    """0 where the expression has nothing to count, and nothing where no exporter is known."""
+    """Return 0 if the expression has no result; no data if no exporter is known."""
     return f"{expr} or {_zero()}"
 
 
@@ -109,26 +109,26 @@ def _zero() -> str:
 
 
 def nothing(label: str) -> str:
-    """One series that says that there is nothing, where an exporter is known."""
+    """Return one series with the label value ``none``, if an exporter is known."""
     return f'label_replace({_zero()}, "{label}", "none", "", "")'
 
 
 def quantile(q: float, buckets: str, labels: Iterable[str]) -> str:
-    """A quantile of a histogram's buckets."""
+    """Return a quantile of a histogram's buckets."""
     return f"histogram_quantile({q}, {by(('le', *labels), buckets)})"
 
 
 def copied(expr: str, label: str, *copies: str) -> str:
-    """With a label once more under other names, so that a table can show other words for it."""
+    """Copy a label to other names, so that a table can show several texts for it."""
     for copy in copies:
         expr = f'label_join({expr}, "{copy}", "", "{label}")'
     return expr
 
 
 def held(severity: Severity) -> str:
-    """The verdicts of one severity that hold: those of engines, and of targets without any engine.
+    """Select the current verdicts of one severity: of engines, and of targets without engines.
 
-    A target that never answered has no engine that could have a verdict.
+    A target that never answered has no engine, and so no engine's verdict.
     """
     of_engines = (
         f"({ours('verdict')} == 1 and on ({', '.join(ENGINE)}) {ours('severity')} == {severity.rank})"

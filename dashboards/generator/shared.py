@@ -1,4 +1,4 @@
-"""Shared by the dashboards: variables, annotations, the table of verdicts."""
+"""Parts that the dashboards share: variables, annotations, the table of verdicts."""
 
 from dataclasses import replace
 from typing import Any, Final
@@ -58,17 +58,17 @@ def _variables() -> list[Json]:
         "cluster": "Cluster", "namespace": "Namespace", "job": "Job", "pod": "Pod",
         "model_name": "Model", "engine": "Engine",
     }  # fmt: skip
-    made, before = [], []
+    variables, before = [], []
     for name, title in titles.items():
         metric = "vllm_pressure_verdict" if name in OF_ENGINE else ROWS["up"].series
         query = f"label_values({metric}{selector(*before)}, {name})"
-        made.append(series(title, name, query, always=name == "job"))
+        variables.append(series(title, name, query, always=name == "job"))
         before.append(name)
-    return made
+    return variables
 
 
 def _annotations() -> list[Json]:
-    # The alert of a model has no pod and no engine.
+    # Alerts about models have neither pod nor engine.
     alerts = (
         'ALERTS{alertname=~"Vllm.*", alertstate="firing", cluster=~"$cluster", namespace=~"$namespace",'
         ' pod=~"$pod|", model_name=~"$model_name|", engine=~"$engine|"}'
@@ -105,8 +105,8 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
     judged = by(
         (*labels, "verdict", "sentence", "runbook"), copied(named(rank), "verdict", "sentence", "runbook")
     )
-    asked = [judged, by((*labels, "fix"), named(f"{ours('fix_rank')} == 1"))]
-    asked += [by(labels, named(column.name)) for column in more]
+    queries = [judged, by((*labels, "fix"), named(f"{ours('fix_rank')} == 1"))]
+    queries += [by(labels, named(column.name)) for column in more]
     numbers = [replace(column, name=f"Value #{chr(ord('C') + index)}") for index, column in enumerate(more)]
     place = [Column("cluster", "Cluster", 65), Column("namespace", "Namespace", 90)] if more else []
     model = [Column("model_name", "Model", 100)] if more else []
@@ -116,7 +116,7 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
     return table(
         title,
         text,
-        *(Query(expr, instant=True, form="table") for expr in asked),
+        *(Query(expr, instant=True, form="table") for expr in queries),
         size=size,
         columns=[
             Column("Value #A", "Severity", 80, [SEVERITIES], look=COLOURED),

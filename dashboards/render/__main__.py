@@ -1,7 +1,8 @@
-"""``python -m dashboards.render [NAME ...]``: the dashboards' pictures, taken anew in ``docs/pictures``.
+"""``python -m dashboards.render [NAME ...]``: takes pictures of the dashboards for ``docs/pictures``.
 
-A fleet's half hour with one server in a preemption storm (``tests/support/dashboard_scenes.py``) in a real
-Prometheus, drawn by Grafana's own front-end packages in a headless Chromium. The first run gets the packages.
+A real Prometheus holds half an hour of a fleet with one server in a preemption storm
+(``tests/support/dashboard_scenes.py``); Grafana's own front-end packages draw it in a headless Chromium. The
+first run installs the packages.
 """
 
 import asyncio
@@ -34,15 +35,15 @@ from support.dashboard_files import every_panel  # noqa: E402
 from support.dashboard_prometheus import prometheus_of  # noqa: E402
 from support.dashboard_scenes import SCRAPE, SECONDS, STORM, fleet  # noqa: E402
 
-# A night, 02:59:20 UTC: the pictures show the same every time, and no label stands at their edge.
+# 02:59:20 UTC: all pictures show the same time, and no label is at their edge.
 END: Final = 1_767_236_360
 BEGIN: Final = END - (SECONDS - SCRAPE) - 4  # the last scrape is some seconds ago
-SHOWN: Final = 29 * 60  # seconds; before that the first rates are not there yet
+SHOWN: Final = 29 * 60  # seconds; earlier there are no rates yet
 WIDTH: Final = 1400
-# Taller than any dashboard: what grows while it is drawn would be drawn again.
+# Taller than any dashboard: Grafana draws again what grows.
 TALL: Final = 6000
 ROW_MARGIN: Final = 8
-PATIENCE: Final = 90_000  # ms for what takes five seconds
+PATIENCE: Final = 90_000  # ms; usually it takes five seconds
 PROGRAMS: Final = {
     "node": "Node.js 18 or newer (Debian: nodejs)",
     "npm": "npm, which comes with Node.js (Debian: npm)",
@@ -53,16 +54,16 @@ PROGRAMS: Final = {
 
 
 class FailedError(Exception):
-    """No pictures can be taken; the text says what is to be done."""
+    """No pictures can be taken; the text says what to do."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a dashboard is looked at.
+    """The part of a dashboard that a picture shows.
 
     Attributes:
         until: the first row that the picture leaves out; all rows are drawn and checked.
-        chosen: values of its variables; those not named are All.
+        chosen: values of its variables; the others are All.
     """
 
     until: str
@@ -77,13 +78,13 @@ LOOKS: Final = {
 
 
 def main() -> int:
-    """Take the pictures; 1 when something is missing on one of them, or one cannot be taken."""
+    """Take the pictures; return 1 if a picture cannot be taken or lacks something."""
     names = sys.argv[1:] or list(LOOKS)
     try:
         _check(names)
         _install()
         _build()
-        print("making the fleet's half hour", flush=True)
+        print("generating half an hour of the fleet's metrics", flush=True)
         with tempfile.TemporaryDirectory() as folder, prometheus_of(fleet(), BEGIN, Path(folder)) as base:
             wrong = asyncio.run(_pictures(names, base))
     except FailedError as failure:
@@ -107,12 +108,12 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _install() -> None:
-    """Get the locked packages into ``node_modules``, once for each state of the lock file."""
+    """Install the locked packages into ``node_modules``, once per version of the lock file."""
     lock = (HERE / "package-lock.json").read_bytes()
     stamp = HERE / "node_modules" / ".locked"
     if stamp.is_file() and stamp.read_bytes() == lock:
         return
-    print("getting Grafana's packages from npm (some 450 MB, once)", flush=True)
+    print("installing Grafana's packages from npm (about 450 MB, once)", flush=True)
     _run("npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
     stamp.write_bytes(lock)
 
@@ -131,7 +132,7 @@ def _run(*command: str) -> None:
 
 @contextlib.asynccontextmanager
 async def _served(prometheus: str) -> AsyncIterator[str]:
-    """The page, the dashboards and Prometheus' interface under one address on loopback."""
+    """Serve the page, the dashboards and Prometheus' API under one URL on loopback; yields it."""
     async with aiohttp.ClientSession() as session:
 
         async def dashboard(request: web.Request) -> web.FileResponse:
@@ -158,7 +159,7 @@ async def _served(prometheus: str) -> AsyncIterator[str]:
 
 
 async def _pictures(names: Sequence[str], prometheus: str) -> list[str]:
-    """Take them one after the other; what is wrong with them."""
+    """Take the pictures one after the other; return their problems."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     wrong: list[str] = []
     async with _served(prometheus) as address, async_playwright() as driver:
@@ -173,7 +174,7 @@ async def _pictures(names: Sequence[str], prometheus: str) -> list[str]:
 
 
 async def _picture(browser: Browser, address: str, name: str) -> list[str]:
-    """Draw one and keep it; what is wrong with it."""
+    """Take one picture and save it; return its problems."""
     look = LOOKS[name]
     page = await browser.new_page(viewport={"width": WIDTH, "height": TALL}, timezone_id="UTC")
     await page.goto(f"{address}/index.html?{_query(name, look)}")
@@ -181,9 +182,9 @@ async def _picture(browser: Browser, address: str, name: str) -> list[str]:
         await page.wait_for_function("window.report?.settled()", timeout=PATIENCE)
     except TimeoutError as error:
         waiting = await page.evaluate("window.report?.pending().join(', ')")
-        raise FailedError(f"{name}: after {PATIENCE / 1000:g} s without an answer: {waiting}") from error
+        raise FailedError(f"{name}: no answer after {PATIENCE / 1000:g} s: {waiting}") from error
     report = await page.evaluate("report.summary()")
-    if report["problems"]:  # it is not drawn to its end
+    if report["problems"]:  # drawing failed
         return list(report["problems"])
     below = await page.get_by_text(look.until, exact=True).bounding_box()
     height = round(below["y"]) - ROW_MARGIN
@@ -195,16 +196,16 @@ async def _picture(browser: Browser, address: str, name: str) -> list[str]:
     print(
         f"{path.relative_to(ROOT)}: {size / 1024:.0f} KiB, {WIDTH} x {height}; {_counts(report)}", flush=True
     )
-    return [*_wrong(name, report), *([f"{size} bytes, at most {MOST_BYTES}"] if size > MOST_BYTES else [])]
+    return [*_wrong(name, report), *([f"{size} bytes, limit {MOST_BYTES}"] if size > MOST_BYTES else [])]
 
 
 def _counts(report: Mapping[str, Any]) -> str:
-    asked = report["asked"]
+    queries = report["asked"]
     counts = {
         "panels": len(report["panels"]),
-        "queries": len(asked),
-        "series": sum(one["series"] for one in asked),
-        "errors": sum("error" in one for one in asked),
+        "queries": len(queries),
+        "series": sum(query["series"] for query in queries),
+        "errors": sum("error" in query for query in queries),
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items())
 
@@ -224,7 +225,7 @@ def _moment(seconds: float) -> str:
 
 
 def _wrong(name: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader of the picture would miss on it."""
+    """Yield panels without data or drawing, and failed queries."""
     for one in report["asked"]:
         if "error" in one:
             yield f"{one['owner']}: query {one['refId']}: {one['error']}: {one['expr']}"

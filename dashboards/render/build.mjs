@@ -1,9 +1,9 @@
-// Puts the page and Grafana's packages into dist/, where the command serves it from.
+// Bundles the page and Grafana's packages into dist/, which the command serves.
 import { build } from 'esbuild';
 import { copyFileSync, cpSync, mkdirSync, rmSync } from 'node:fs';
 
 const PACKAGES = 'node_modules';
-// Where Grafana's style sheet looks for its font; the packages refer to it and do not bring it.
+// The folder in which Grafana's style sheet looks for its font; the packages do not include the font.
 const FONTS = {
   'Inter-Regular.woff2': 'inter-latin-400-normal.woff2',
   'Inter-Medium.woff2': 'inter-latin-500-normal.woff2',
@@ -32,7 +32,7 @@ await build({
   alias: {
     // It probes for exports that a host may lack, which esbuild refuses.
     '@grafana/plugin-compat/datasources': './src/plugin-compat.ts',
-    // The bridge between two releases of the router; here is only one.
+    // The bridge between two releases of the router; this page has only one.
     'react-router-dom-v5-compat': 'react-router-dom',
   },
 });

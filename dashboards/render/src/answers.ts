@@ -1,5 +1,4 @@
-// Prometheus' answers as Grafana's data frames: the part of Grafana's Prometheus data source that shapes what
-// panels see.
+// Converts Prometheus' responses to Grafana's data frames, as Grafana's Prometheus data source does.
 import {
   createDataFrame,
   DataFrameType,
@@ -9,7 +8,7 @@ import {
   type Labels,
 } from '@grafana/data';
 
-/** One query of a panel, as it stands in a dashboard. */
+/** One query of a panel, as in the dashboard's JSON. */
 export interface Query {
   refId: string;
   expr: string;
@@ -18,7 +17,7 @@ export interface Query {
   legendFormat?: string;
 }
 
-/** One series of an answer; an instant answer has one point. Times are in seconds, values are text. */
+/** One series of a response; an instant response has one point. Times are in seconds, values are text. */
 export interface Series {
   metric: Labels;
   points: Array<[time: number, value: string]>;
@@ -41,7 +40,7 @@ export function seriesOf(answer: Answer): Series[] {
   }));
 }
 
-/** One frame per series, named by its legend; by the `step` Grafana sees where points are missing. */
+/** One frame per series, named by its legend; from `step` Grafana knows where points are missing. */
 export function timeSeriesFrames(query: Query, series: Series[], step: number): DataFrame[] {
   return series.map(({ metric, points }) => {
     const name = legend(query, metric);
@@ -54,7 +53,7 @@ export function timeSeriesFrames(query: Query, series: Series[], step: number): 
   });
 }
 
-/** One row per series, one column per label; the values' column has the query's letter unless it is alone. */
+/** One row per series, one column per label; the column of values has the query's letter if there are several. */
 export function tableFrame(query: Query, series: Series[], alone: boolean): DataFrame {
   const names = [...new Set(series.flatMap(({ metric }) => Object.keys(metric)))];
   const points = series.map((one) => one.points[0]);
@@ -68,7 +67,7 @@ export function tableFrame(query: Query, series: Series[], alone: boolean): Data
   return createDataFrame({ refId: query.refId, fields: [timeField(points), ...labels, value] });
 }
 
-/** Buckets in order, each without those below it, which Prometheus counts in and a heatmap does not. */
+/** Buckets in order, each minus the one below: Prometheus' buckets are cumulative, a heatmap's are not. */
 export function heatmapFrame(query: Query, series: Series[], step: number): DataFrame[] {
   const buckets = series
     .map((one) => ({ bound: numberOf(one.metric.le), counts: new Map(one.points) }))

@@ -1,4 +1,4 @@
-// What Grafana's own page leaves in the window before any of its packages runs; imported first.
+// Sets the globals that Grafana's own page sets before any of its packages runs; imported first.
 
 Object.assign(window, {
   __grafana_public_path__: '/public/',

@@ -1,4 +1,4 @@
-// Annotations on a chart, as Grafana's panels mark them: a dashed line, or a veil over the time it lasts.
+// Draws annotations on a chart as Grafana's panels do: a dashed line, or a shaded span.
 import { useEffect, useLayoutEffect, useRef } from 'react';
 import { DataFrameView, type DataFrame } from '@grafana/data';
 import type { UPlotConfigBuilder } from '@grafana/ui';
@@ -18,7 +18,7 @@ interface Props {
   frames?: DataFrame[];
 }
 
-/** Draws nothing itself: its hooks run when the chart of the builder is drawn. */
+/** Renders nothing itself: its hooks run when the builder's chart is drawn. */
 export function EventMarks({ builder, frames = [] }: Props) {
   const latest = useRef(frames);
   const chart = useRef<uPlot>(undefined);
@@ -59,7 +59,7 @@ function mark({ bbox, ctx, valToPos }: uPlot, { time, timeEnd, color }: Event) {
       ctx.stroke();
     }
   }
-  // A foot shows where it stands also in a chart that is full of colour.
+  // A mark at the bottom is visible even in a chart full of colour.
   ctx.fillRect(left - FOOT / 2, bottom, right - left + FOOT, FOOT);
   ctx.restore();
 }

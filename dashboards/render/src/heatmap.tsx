@@ -1,5 +1,5 @@
-// A heatmap of buckets. Grafana's own is a plugin and not on npm: the axes are Grafana's here, the cells are
-// painted by us, in the colours that Grafana's heatmap takes.
+// A heatmap of buckets. Grafana's own is a plugin and not on npm: the axes here are Grafana's, and this file
+// paints the cells in the colours of Grafana's heatmap.
 import { useMemo } from 'react';
 import {
   formattedValueToString,
@@ -45,18 +45,18 @@ export function Heatmap({ data, height, options, timeRange, timeZone, width }: P
   );
 }
 
-/** The counts of each bucket, the lowest first. */
+/** The counts of each bucket, lowest bucket first. */
 function rowsOf(frame: DataFrame): number[][] {
   return frame.fields.slice(1).map(({ values }) => values);
 }
 
-/** The chart wants a line: one that is not there. */
+/** The chart needs a line: an invisible one. */
 function chartData(frame: DataFrame): uPlot.AlignedData {
   const times: number[] = frame.fields[0].values;
   return [times, times.map(() => null)];
 }
 
-/** From few to many; on a dark ground few are dark, as Grafana turns the scheme around there. */
+/** Colours from few to many; on a dark background few are dark, because Grafana reverses the scheme there. */
 function palette(steps: number, theme: GrafanaTheme2): string[] {
   const colours = Array.from({ length: steps }, (_, index) => interpolateOranges(index / (steps - 1)));
   return theme.isDark ? colours.reverse() : colours;
@@ -90,7 +90,7 @@ function addAxes(
     scaleKey: 'y',
     placement: AxisPlacement.Left,
     theme,
-    // A bucket's bound is its upper edge; where rows are low, every second one or fewer are named.
+    // A bucket's bound is its upper edge; if rows are low, only some have labels.
     splits: ({ height }) => {
       const every = Math.ceil((LABEL_HEIGHT * bounds.length) / height);
       return bounds.map((_, index) => index + 1).filter((edge) => (bounds.length - edge) % every === 0);
@@ -114,7 +114,7 @@ function paint(chart: uPlot, frame: DataFrame, least: number, most: number, colo
     const [top, bottom] = [up(row + 1) + 1, up(row)];
     counts.forEach((count, index) => {
       if (count > least) {
-        // A point tells of the time before it.
+        // A point covers the time before it.
         const [left, right] = [across(times[index] - step), across(times[index])];
         ctx.fillStyle = colours[Math.round((count / most) * (colours.length - 1))];
         ctx.fillRect(left, top, right - left, bottom - top);

@@ -1,4 +1,4 @@
-// What Grafana's application gives to its packages before a dashboard is drawn: registries and services.
+// Sets up the registries and services that Grafana's application provides to its packages.
 import {
   booleanOverrideProcessor,
   createTheme,
@@ -40,7 +40,7 @@ import { catchError, map, startWith } from 'rxjs/operators';
 import drawn from './drawn.json';
 import { UID } from './prometheus';
 
-/** Set everything up for a data source; the theme. */
+/** Set everything up for a data source; returns the theme. */
 export function prepareHost(source: DataSourceApi, mode: 'dark' | 'light'): GrafanaTheme2 {
   const theme = createTheme({ colors: { mode } });
   config.theme2 = theme;
@@ -80,7 +80,7 @@ function fieldOptions(): FieldConfigPropertyItem[] {
   });
 }
 
-/** What the registry of field options wants of each, and a picture has no use for. */
+/** Properties that the registry of field options requires and a picture does not use. */
 export const withoutEditor = {
   editor: () => null,
   override: () => null,
@@ -110,7 +110,7 @@ function services(source: DataSourceApi): DataSourceSrv {
   } as unknown as DataSourceSrv;
 }
 
-/** Loading, then the data or the error. */
+/** Emits loading, then the data or the error. */
 function run(source: DataSourceApi, request: DataQueryRequest): Observable<PanelData> {
   const about = { request, series: [], timeRange: request.range };
   return from(source.query(request)).pipe(

@@ -1,4 +1,4 @@
-// The page: one dashboard by its address, `?dashboard=PATH&from=TIME&to=TIME&scrape=SECONDS&var-NAME=VALUE`.
+// The page: one dashboard, selected by its URL: `?dashboard=PATH&from=TIME&to=TIME&scrape=SECONDS&var-NAME=VALUE`.
 import './boot';
 import { ThemeContext, type GrafanaTheme2 } from '@grafana/data';
 import { initPluginTranslations } from '@grafana/i18n';

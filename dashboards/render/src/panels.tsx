@@ -1,5 +1,5 @@
-// Panel plugins of Grafana's own components. Its plugins themselves are part of its server and not on npm;
-// what stands here is the thin part of them that hands options and data to a component.
+// Panel plugins of Grafana's own components. The plugins themselves are part of Grafana's
+// server and not on npm; this file passes options and data to the components as they do.
 import { createElement, type ComponentType, type ReactElement } from 'react';
 import {
   cacheFieldDisplayNames,
@@ -44,7 +44,7 @@ import { Heatmap } from './heatmap';
 import { withoutEditor } from './host';
 import { DRAWING } from './report';
 
-/** Make the kinds of panels known that `drawn.json` lists. */
+/** Register the kinds of panels that `drawn.json` lists. */
 export function registerPanels() {
   const numbers = { [FieldConfigProperty.Color]: colours(FieldColorModeId.Thresholds) };
   const lines = { [FieldConfigProperty.Color]: colours(FieldColorModeId.PaletteClassic) };
@@ -73,7 +73,7 @@ function register(
   registerRuntimePanelPlugin({ pluginId: kind, plugin });
 }
 
-/** The options that only fields of this kind of panel have, with their defaults; null is none. */
+/** The options that only fields of this kind of panel have, with their defaults; null means none. */
 function addOptions(builder: FieldConfigEditorBuilder<object>, defaults: object) {
   for (const [path, value] of Object.entries(defaults)) {
     builder.addCustomEditor({
@@ -87,7 +87,7 @@ function addOptions(builder: FieldConfigEditorBuilder<object>, defaults: object)
   }
 }
 
-/** In an element by which the report finds it; without data it says so. */
+/** Wrap a panel in an element that the report finds; without data it shows a text. */
 function framed(panel: ComponentType<PanelProps>) {
   return function Framed(props: PanelProps) {
     const nothing =
@@ -201,7 +201,7 @@ function repeated<Options extends NumberOptions>(
   );
 }
 
-/** The longest title and text, which all bars leave room for, so that they begin and end in one line. */
+/** The longest title and text; all bars leave room for them, so that they are aligned. */
 function widest(values: FieldDisplay[]): FieldDisplay['display'] {
   const longest = (texts: string[]) =>
     texts.reduce((one, other) => (other.length > one.length ? other : one), '');
@@ -236,7 +236,7 @@ function Graph({ data, height, options, timeRange, timeZone, width }: PanelProps
   );
 }
 
-/** Without what has no place on an axis: the line breaks there. */
+/** Remove values that have no place on an axis: the line breaks there. */
 function finite(frame: DataFrame): DataFrame {
   const fields = frame.fields.map((field) =>
     field.type === FieldType.number

@@ -1,4 +1,4 @@
-// Stands in for @grafana/plugin-compat/datasources (see build.mjs): there is one data source.
+// Replaces @grafana/plugin-compat/datasources (see build.mjs): there is one data source.
 import { getDataSourceSrv } from '@grafana/runtime';
 
 export const getDataSourceInstance = () => getDataSourceSrv().get();

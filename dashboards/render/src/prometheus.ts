@@ -1,4 +1,4 @@
-// A data source for scenes that asks Prometheus' HTTP API, with neither Grafana's server nor its plugin.
+// A data source for scenes that queries Prometheus' HTTP API, without Grafana's server or plugin.
 import {
   LoadingState,
   rangeUtil,
@@ -17,7 +17,7 @@ import { ownerOf, report, type Asked } from './report';
 
 export const UID = 'prometheus';
 
-/** A query with a step of its own. */
+/** A query with its own step. */
 interface PacedQuery extends Query {
   interval?: string;
 }
@@ -30,7 +30,7 @@ interface Marks extends AnnotationQuery {
 }
 
 export class PrometheusSource extends RuntimeDataSource {
-  /** @param scrape seconds between two scrapes, as it is set in a data source's options. */
+  /** @param scrape seconds between two scrapes, as in a data source's options. */
   constructor(private readonly scrape: number) {
     super(UID, UID);
   }
@@ -45,7 +45,7 @@ export class PrometheusSource extends RuntimeDataSource {
     };
   }
 
-  /** The values that a variable offers: those of a label. */
+  /** The values of a variable: those of a label. */
   async metricFindQuery(
     query: { query: string },
     options?: { scopedVars?: ScopedVars }
@@ -60,7 +60,7 @@ export class PrometheusSource extends RuntimeDataSource {
     return values.map((text) => ({ text }));
   }
 
-  /** How scenes turn an annotation into a query, and its answer into events. */
+  /** Converts an annotation to a query, and the response to events. */
   annotations = {
     prepareQuery: (annotation: AnnotationQuery): PacedQuery => {
       const { expr, step, titleFormat } = annotation as Marks;
@@ -86,7 +86,7 @@ export class PrometheusSource extends RuntimeDataSource {
     const asked: Asked = { owner: ownerOf(scene), refId: query.refId, expr, series: 0 };
     report.asked.push(asked);
     try {
-      // Steps are multiples of themselves, as Grafana aligns them: a picture does not depend on the second.
+      // Times are multiples of the step, as in Grafana: a picture does not depend on the second.
       const [start, end] = [Math.floor(from / step) * step, Math.floor(to / step) * step];
       const answer = query.instant
         ? await ask<Answer>('query', { query: expr, time: to })
@@ -155,7 +155,7 @@ async function ask<Data>(path: string, parameters: Record<string, string | numbe
   return data;
 }
 
-/** A variable's value within a regular expression that stands in a PromQL string. */
+/** Escape a variable's value for a regular expression in a PromQL string. */
 function asRegex(value: unknown): string {
   const escaped = [value].flat().map((one) => String(one).replace(/[\\^$*+?.()|[\]{}/]/g, '\\\\$&'));
   return escaped.length === 1 ? escaped[0] : `(${escaped.join('|')})`;

@@ -1,4 +1,4 @@
-// What the command that takes the picture reads from the page: `window.report`.
+// `window.report`: the command that takes the picture reads it.
 import { LoadingState } from '@grafana/data';
 import {
   dataLayers,
@@ -9,7 +9,7 @@ import {
   type SceneObject,
 } from '@grafana/scenes';
 
-/** One query as it was sent, and what came of it. */
+/** One query as it was sent, and its result. */
 export interface Asked {
   owner: string;
   refId: string;
@@ -18,7 +18,7 @@ export interface Asked {
   error?: string;
 }
 
-/** What stands in a panel's place on the page. */
+/** The state of a panel on the page. */
 interface Shown {
   title: string;
   drawn: boolean;
@@ -35,7 +35,7 @@ class Report {
   private scene?: SceneObject;
   private quiet = 0;
 
-  /** Watch a scene and the element that it is drawn in. */
+  /** Watch a scene and its element. */
   watch(scene: SceneObject, root: HTMLElement) {
     this.scene = scene;
     new MutationObserver(() => (this.quiet = 0)).observe(root, {
@@ -51,17 +51,17 @@ class Report {
     requestAnimationFrame(count);
   }
 
-  /** Whether every query has its answer and the page has not changed for some frames. */
+  /** Whether every query has a response and the page has not changed for some frames. */
   settled(): boolean {
     return this.problems.length > 0 || this.quiet >= QUIET_FRAMES;
   }
 
-  /** All that the command prints and complains about. */
+  /** All data for the command's output and complaints. */
   summary() {
     return { asked: this.asked, problems: this.problems, panels: this.panels() };
   }
 
-  /** The panels on the page, in its order. */
+  /** The panels on the page, in order. */
   private panels(): Shown[] {
     const sections = document.querySelectorAll<HTMLElement>('section[data-testid*="Panel header"]');
     return [...sections].map((section) => {
@@ -74,7 +74,7 @@ class Report {
     });
   }
 
-  /** Whose answers are still to come, by their titles. */
+  /** The titles of panels whose responses are pending. */
   pending(): string[] {
     const open = (state?: LoadingState) => state !== LoadingState.Done && state !== LoadingState.Error;
     const names: string[] = [];
@@ -100,7 +100,7 @@ export function ownerOf(one?: SceneObject): string {
 export const report = new Report();
 Object.assign(window, { report });
 window.addEventListener('error', ({ message }) => {
-  // Said when something grows twice within a frame; the next frame draws it.
+  // The browser reports this when something grows twice within a frame; the next frame draws it.
   if (!message.startsWith('ResizeObserver loop')) {
     report.problems.push(message);
   }

@@ -66,7 +66,7 @@ export interface Dashboard {
   annotations: { list: AnnotationQuery[] };
 }
 
-/** What is looked at: a range of time, and the chosen values of variables; those not named are All. */
+/** The view: a time range, and values of variables; the others are All. */
 export interface View {
   from: string;
   to: string;
@@ -119,7 +119,7 @@ function layerOf(annotation: AnnotationQuery): dataLayers.AnnotationsDataLayer {
   return new dataLayers.AnnotationsDataLayer({ name: annotation.name, isEnabled: annotation.enable, query });
 }
 
-/** Rows with their panels; those that are closed are opened, and what stands below makes room. */
+/** Rows with their panels; opens collapsed rows and moves the panels below them down. */
 function rowsOf(panels: Panel[]): SceneGridRow[] {
   const rows: SceneGridRow[] = [];
   let shift = 0;
