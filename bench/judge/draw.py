@@ -374,8 +374,8 @@ def _unfittable(drawn: _Draw, engine: Engine, traffic: Traffic) -> tuple[Engine,
     """One request arrives that the whole pool cannot hold, by its prompt or with its answer."""
     blocks = engine.usable_blocks - engine.blocks_per_request - engine.watermark_blocks
     tokens = blocks * engine.block_size
-    answer = 8 * engine.block_size
-    prompt = round(tokens * drawn.even(1.05, 1.5)) if drawn.chance(0.6) else tokens - answer // 2
+    answer = (8 + engine.watermark_blocks) * engine.block_size
+    prompt = round(tokens * drawn.even(1.05, 1.5)) if drawn.chance(0.6) else tokens - 4 * engine.block_size
     request = Request(0, prompt, answer, arrival=nanoseconds(drawn.calm + 2))
     return replace(engine, max_model_len=2 * (prompt + answer), reserve_full_prompt=True), replace(
         traffic, single=(request,)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -124,18 +124,18 @@ def _labels(engine: Engine, engines: int) -> dict[str, str]:
     }
 
 
-def play(scenario: Scenario) -> tuple[list[list[Said]], list[Sample]]:
-    """Play a scenario; return what is said of each engine, and the first engine's samples at each poll."""
+def play(scenario: Scenario) -> tuple[list[list[Said]], list[list[Sample]]]:
+    """Play a scenario; return what is said of each engine, and its samples at each poll."""
     server, view = _Server(scenario), scenario.view
     pipeline = Pipeline(AnalysisConfig(), view.facts, view.interval)
     dice = random.Random(scenario.seed)
     said: list[list[Said]] = [[] for _ in scenario.traffic]
-    samples: list[Sample] = []
+    samples: list[list[Sample]] = [[] for _ in scenario.traffic]
     t = 0.0
     while t <= scenario.end:
         late = t + dice.random() * view.jitter
-        states = [machine.until(late) for machine in server.machines]
-        samples.append(states[0])
+        for machine, states in zip(server.machines, samples, strict=True):
+            states.append(machine.until(late))
         if t >= view.since:
             out = view.outage is not None and view.outage[0] <= t <= view.outage[1]
             reading = _poll(pipeline, server, late, missed=dice.random() < view.missed or out)
@@ -162,7 +162,8 @@ def _said(reading: TargetReading, number: int) -> Said:
 def trial(seed: int, kind: str | None = None) -> Trial:
     """Draw, play and judge one scenario."""
     scenario = draw(seed, kind)
-    said, samples = play(scenario)
+    said, every = play(scenario)
+    samples = every[0]
     truth = truth_of(scenario, samples)
     first = said[0]
     verdict = first[-1].verdict
@@ -173,8 +174,13 @@ def trial(seed: int, kind: str | None = None) -> Trial:
         for begin, end in _critical_times(first)
         if not _may_page(scenario, truth, samples, begin, end)
     ]
-    for other in said[1:]:
-        false_spans += [end - begin for begin, end in _critical_times(other)]
+    for number, other in enumerate(said[1:], 1):
+        alone = replace(scenario, traffic=(scenario.traffic[number],), fault=None)
+        false_spans += [
+            end - begin
+            for begin, end in _critical_times(other)
+            if not page_is_justified(alone, every[number], begin, end)
+        ]
     others = tuple(lines[-1].verdict for lines in said[1:])
     return Trial(
         seed,

@@ -22,7 +22,7 @@ _LOST: Final = 0.1
 # A resource that removes this much less than the best one removes nearly the same.
 _NEAR: Final = 0.15
 # A resource that removes less than this is not short alone.
-_ALONE: Final = 0.35
+_ALONE: Final = 0.6
 HARM: Final = 0.2
 _STORM: Final = 0.4
 # So much work done twice makes a storm of preemptions.
@@ -261,7 +261,7 @@ def _causes(family: str, scores: dict[str, float]) -> set[str]:
     if family == "none":
         return {"none"}
     best = scores.get(family, 0.0)
-    near = max(_NEAR, best / 3) if best > _ALONE else best / 2
+    near = max(_NEAR, best / 3)
     return {family, *(name for name, score in scores.items() if score >= best - near and score > 0.05)}
 
 
