@@ -31,6 +31,8 @@ _AGAIN: Final = 0.25
 _STANDSTILL: Final = 0.02
 # A queue that was not there for so many seconds at the end is over.
 _OVER: Final = 10.0
+# A queue that is there in fewer of the samples comes and goes; without lost work it is no trouble.
+_LASTS: Final = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +157,10 @@ def truth_of(scenario: Scenario, samples: Sequence[Sample]) -> Truth:
         scores = {name: max(score, _ALONE * min(1.0, needed[name])) for name, score in scores.items()}
     family = _family(scenario, base, ample, changed, scores)
     causes = _causes(family, scores)
-    is_slow = family == "fault" and scenario.kind == "slow"
-    if not is_slow and not any(s.waiting for s in trouble if s.t > scenario.end - _OVER):
-        causes.add("none")  # a queue that has drained by the end
+    drained = not any(s.waiting for s in trouble if s.t > scenario.end - _OVER)
+    now_and_then = base.waits < _LASTS and harm < _LOST
+    if (drained or now_and_then) and not (family == "fault" and scenario.kind == "slow"):
+        causes.add("none")
     return Truth(
         family,
         scores,
