@@ -1,7 +1,7 @@
 """Dashboards pushed to a Grafana through its HTTP API."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
@@ -19,10 +19,6 @@ _WRONG_ADDRESS: Final = "is it the address of a Grafana?"
 Json = dict[str, Any]
 
 
-class _ExistsError(CommandError):
-    """A dashboard exists, and was not to be replaced."""
-
-
 class _Bearer(requests.auth.AuthBase):
     """Sends the token, and never the credentials that a .netrc file has for the host."""
 
@@ -36,9 +32,9 @@ class _Bearer(requests.auth.AuthBase):
 
 
 class Grafana:
-    """A Grafana to push dashboards to; a context manager."""
+    """A Grafana to push dashboards to."""
 
-    def __init__(self, url: str, token: str = "") -> None:
+    def __init__(self, url: str, token: str) -> None:
         """Prepare, without sending anything.
 
         Args:
@@ -51,20 +47,19 @@ class Grafana:
         self._url = url.rstrip("/")
         self._shown = shown_url(url).rstrip("/")
         self._token = token
-        self._user = urlsplit(url).username
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        parts = urlsplit(url)
+        self._user = parts.username
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise CommandError(f"--grafana: expected a URL such as http://grafana:3000, got {self._shown!r}")
         self._session = requests.Session()
         if token or not self._user:
             self._session.auth = _Bearer(token)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the connections."""
         self._session.close()
 
-    def push(self, documents: Iterable[Json], folder: str = "", *, overwrite: bool) -> Iterator[str]:
+    def push(self, documents: Iterable[Json], folder: str, *, overwrite: bool) -> Iterator[str]:
         """Create or replace dashboards; yields a line for each that was pushed.
 
         Args:
@@ -79,9 +74,8 @@ class Grafana:
         kept: list[str] = []
         for document in documents:
             body = {"dashboard": {**document, "id": None}, "overwrite": overwrite, **place}
-            try:
-                answer = self._call("POST", "/api/dashboards/db", body)
-            except _ExistsError:
+            answer = self._call("POST", "/api/dashboards/db", body)
+            if answer is None:
                 kept.append(document["uid"])
                 continue
             path = answer.get("url", "") if isinstance(answer, dict) else ""
@@ -105,12 +99,14 @@ class Grafana:
                 page += 1
             return str(self._call("POST", "/api/folders", {"title": title})["uid"])
         except (TypeError, LookupError):
-            raise CommandError(
-                f"{self._shown} returned an unexpected body for /api/folders; {_WRONG_ADDRESS}"
-            ) from None
+            wrong = f"returned an unexpected body for /api/folders; {_WRONG_ADDRESS}"
+            raise CommandError(f"{self._shown} {wrong}") from None
 
     def _call(self, method: str, path: str, body: Json | None = None) -> Any:
-        """Send one request and return its JSON. Redirects are not followed: the token is for one host."""
+        """Send one request and return its JSON, None for what exists already.
+
+        Redirects are not followed: the token is for one host.
+        """
         try:
             answer = self._session.request(
                 method, self._url + path, json=body, timeout=_TIMEOUT, allow_redirects=False
@@ -118,7 +114,7 @@ class Grafana:
         except requests.RequestException as problem:
             raise CommandError(f"cannot reach {self._shown}: {_reason(problem)}") from None
         if answer.status_code == requests.codes.precondition_failed:
-            raise _ExistsError
+            return None
         if not answer.ok or answer.is_redirect:
             raise CommandError(f"{self._shown} {self._rejection(answer)}")
         try:

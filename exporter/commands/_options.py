@@ -10,7 +10,7 @@ from exporter.config import Config, TargetConfig, flags_given, load
 from exporter.config.options import Refused
 from exporter.config.options import duration as duration_between
 
-__all__ = ["ACCESS_LOG", "add_for", "add_url", "duration", "only_target", "read_configuration"]
+__all__ = ["ACCESS_LOG", "add_for", "add_url", "only_target", "read_configuration"]
 
 ACCESS_LOG: Final = """\
 vLLM writes one access-log line per poll, unless it runs with \
@@ -28,15 +28,16 @@ def add_url(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_for(parser: argparse.ArgumentParser) -> None:
+def add_for(
+    parser: argparse.ArgumentParser, text: str = "stop after this time", default: str | None = None
+) -> None:
     """Add ``--for``, after which a command ends."""
     parser.add_argument(
-        "--for", dest="seconds", type=duration, metavar="DURATION", help="stop after this time"
+        "--for", dest="seconds", type=_duration, default=default, metavar="DURATION", help=text
     )
 
 
-def duration(text: str) -> float:
-    """Read seconds such as ``15s`` or ``2m``."""
+def _duration(text: str) -> float:
     try:
         return _SECONDS.read(text)
     except Refused as problem:
@@ -54,12 +55,7 @@ def read_configuration(options: argparse.Namespace) -> Config:
 
 
 def only_target(config: Config, command: str, url: str = "http://HOST:PORT/metrics") -> TargetConfig:
-    """Return the target of a command that is about one server.
-
-    Args:
-        config: the configuration.
-        command: its name.
-        url: the form of the URL that it takes instead.
+    """Return the target of a command that is about one server; `url` is the form of the URL that it takes.
 
     Raises:
         UsageError: the configuration names several servers.

@@ -5,12 +5,12 @@ where the runbooks are, and which label tells one server from another.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 from collections.abc import Iterator
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,18 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, _config: Config) -> int:
-    """List, print or push.
-
-    Raises:
-        CommandError: it cannot be done.
-    """
+    """List, print or push."""
     for line in _lines(options):
         print(line)
     return ExitStatus.OK
 
 
 def _lines(options: argparse.Namespace) -> Iterator[str]:
-    documents = {name: adapt(name, options.runbook_base, options.server_label) for name in _chosen(options)}
+    names = tuple(options.names)
+    if unknown := [name for name in names if name not in _NAMES]:
+        raise CommandError(f"unknown dashboard {unknown[0]}; expected {', '.join(_NAMES)}")
+    if options.action == "print" and len(names) != 1:
+        raise CommandError(f"print needs one name: {', '.join(_NAMES)}")
+    documents = {name: adapt(name, options.runbook_base, options.server_label) for name in names or _NAMES}
     if options.action == "list":
         for name, document in documents.items():
             yield f"{name:10} {document['title']:26} {document['description']}"
@@ -86,18 +87,8 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
         token = os.environ.get(TOKEN, "").strip()
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise CommandError(f"{TOKEN}: expected visible ASCII characters without spaces, got others")
-        with Grafana(options.grafana, token) as grafana:
+        with contextlib.closing(Grafana(options.grafana, token)) as grafana:
             yield from grafana.push(documents.values(), options.folder, overwrite=options.overwrite)
-
-
-def _chosen(options: argparse.Namespace) -> tuple[str, ...]:
-    names = tuple(options.names)
-    unknown = [name for name in names if name not in _NAMES]
-    if unknown:
-        raise CommandError(f"unknown dashboard {unknown[0]}; expected {', '.join(_NAMES)}")
-    if options.action == "print" and len(names) != 1:
-        raise CommandError(f"print needs one name: {', '.join(_NAMES)}")
-    return names or _NAMES
 
 
 def adapt(name: str, runbook_base: str = "", server_label: str = "pod") -> Json:
@@ -113,18 +104,15 @@ def adapt(name: str, runbook_base: str = "", server_label: str = "pod") -> Json:
     """
     if not is_label_name(server_label):
         raise CommandError(f"--server-label: expected the name of a label, got {server_label!r}")
+    folder = resources.files("exporter") / "data" / "dashboards"
+    if not folder.is_dir():  # the package is not installed: it runs in the repository
+        folder = Path(__file__).parent.parent.parent / "dashboards"
     try:
-        text = (_folder() / f"{name}.json").read_text(encoding="utf-8")
+        text = (folder / f"{name}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CommandError(f"this installation lacks the dashboard {name}") from None
     document: Json = json.loads(text.replace(RUNBOOK_BASE, runbook_base.rstrip("/") or RUNBOOK_BASE))
     return document if server_label == "pod" else _relabel(document, server_label)
-
-
-def _folder() -> Traversable:
-    """The package's data where it is installed, the repository's folder otherwise."""
-    inside = resources.files("exporter") / "data" / "dashboards"
-    return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "dashboards"
 
 
 def _relabel(value: Any, label: str) -> Any:

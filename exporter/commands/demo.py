@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
@@ -14,6 +15,7 @@ from exporter.commands._options import add_for
 from exporter.commands._outcome import ExitStatus
 from exporter.commands._timeline import describe_poll
 from exporter.config import Config, TargetConfig, WebConfig, add_flags
+from exporter.publish.status import verdicts
 from exporter.runtime import process
 from exporter.runtime.sidecar import Sidecar
 from exporter.standin.metrics_page import VERSIONS
@@ -22,6 +24,13 @@ from exporter.standin.scenarios import RECORDED, SCENARIOS, Scenario
 from exporter.standin.server import FakeServer
 
 __all__ = ["add_arguments", "run", "show"]
+
+_ADDRESSES: Final = """\
+  vLLM's metrics   {url}
+  the exporter     {base}/
+  for Prometheus   {base}/metrics
+  as JSON          {base}/api/v1/status
+  what each fix would do   {base}/api/v1/whatif"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, config: Config) -> int:
-    """Run the demo until SIGINT or SIGTERM, or for some seconds.
-
-    Raises:
-        OSError: the configured address cannot be listened on.
-    """
+    """Run the demo until SIGINT or SIGTERM, or for some seconds."""
     logging.getLogger().setLevel(logging.WARNING)  # the terminal is for the demo's own lines
     write = partial(print, flush=True)
     process.run(show(config, write, scenario=options.scenario, seconds=options.seconds))
@@ -57,7 +62,7 @@ async def show(
 
     Args:
         config: its targets are ignored. Where the default port is taken, any free one is used.
-        write: prints a line.
+        write: prints text.
         scenario: a name of `SCENARIOS`, or `RECORDED`.
         seconds: the length of the demo, None for until a signal.
 
@@ -68,12 +73,11 @@ async def show(
     story = SCENARIOS.get(scenario)
     server, target, about = _stand_in(scenario, story)
     url = f"{await server.start()}/metrics"
+    targets = (replace(target, url=url),)
     sidecar: Sidecar | None = None
     try:
-        targets = (replace(target, url=url),)
-        config = replace(config, targets=targets, targets_dns=(), targets_file_sd=())
-        sidecar, base = await _start(config)
-        for line in (*about[:-1], *_addresses(url, base), f"{about[-1]} Ctrl-C ends it.\n"):
+        sidecar, base = await _start(replace(config, targets=targets, targets_dns=(), targets_file_sd=()))
+        for line in (*about[:-1], _ADDRESSES.format(url=url, base=base), f"{about[-1]} Ctrl-C ends it.\n"):
             write(line)
         await _follow(sidecar, story, write, stopped, seconds)
     finally:
@@ -88,33 +92,21 @@ def _stand_in(
     """Return the server of a scenario, its target in the configuration, and lines that describe it."""
     if story is None:
         recorded = RecordedServer()
-        return (
-            recorded,
-            TargetConfig(facts=BUNDLED_FACTS),
-            (
-                f"A recorded vLLM 0.28 with too small a KV cache: {recorded.loop.seconds:.0f} s in a loop.",
-                "Watch running fall and waiting rise before the preemption counter moves.",
-            ),
+        about = (
+            f"A recorded vLLM 0.28 with too small a KV cache: {recorded.loop.seconds:.0f} s in a loop.",
+            "Watch running fall and waiting rise before the preemption counter moves.",
         )
+        return recorded, TargetConfig(facts=BUNDLED_FACTS), about
+    server = FakeServer(name, host="127.0.0.1", port=0, version=VERSIONS[-1], model="simulated-8b", seed=1)
     acts = (f"  {act.seconds:4.0f} s  {act.name}: {act.about}" for act in story.acts if len(story.acts) > 1)
     return (
-        FakeServer(name, host="127.0.0.1", port=0, version=VERSIONS[-1], model="simulated-8b", seed=1),
+        server,
         TargetConfig(),  # the server exposes its settings
         (
             f"A simulated vLLM, without a GPU or a model: {story.about}.",
             *acts,
             "Watch the verdict at the end of each line and on the page follow the story.",
         ),
-    )
-
-
-def _addresses(url: str, base: str) -> tuple[str, ...]:
-    return (
-        f"  vLLM's metrics   {url}",
-        f"  the exporter     {base}/",
-        f"  for Prometheus   {base}/metrics",
-        f"  as JSON          {base}/api/v1/status",
-        f"  what each fix would do   {base}/api/v1/whatif",
     )
 
 
@@ -156,11 +148,8 @@ async def _follow(
 
 def _verdict(reading: TargetReading) -> str:
     """Return the worst verdict and all findings."""
-    judgements = [(reading.judgement.severity, reading.judgement.verdict)]
-    judgements += [(each.judgement.severity, each.judgement.verdict) for each in reading.engines.values()]
-    severity, verdict = max(judgements)
+    severity, verdict = max(verdicts(reading))
     words = [verdict if severity is Severity.NONE else f"{verdict} ({severity.value})"]
-    findings = [engine.findings for engine in reading.engines.values()]
-    findings += [model.findings for model in reading.models.values()]
-    words += dict.fromkeys(finding for several in findings for finding in several)
-    return ", ".join(words)
+    words += [finding for engine in reading.engines.values() for finding in engine.findings]
+    words += [finding for model in reading.models.values() for finding in model.findings]
+    return ", ".join(dict.fromkeys(words))

@@ -47,15 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, config: Config) -> int:
-    """Record until SIGINT or SIGTERM, or for some seconds.
-
-    Returns:
-        0, or 1 where no poll succeeded.
-
-    Raises:
-        UsageError: the configuration names several servers.
-        CommandError: the file exists or cannot be written; what was written before stays.
-    """
+    """Record until SIGINT or SIGTERM, or for some seconds. What was written stays if the file fails."""
     only_target(config, "record")
     path: Path = options.output
     progress = StatusLine()
@@ -96,10 +88,9 @@ class _Recorder:
         """Write the response of one poll."""
         if self.broken.done():
             return
-        answer, reading = outcome.answer, outcome.reading
+        answer, reading, body = outcome.answer, outcome.reading, outcome.answer.body
         self._origin = reading.t if self._origin is None else self._origin
         t = round(reading.t - self._origin, 3)
-        body = answer.body
         if body is not None and self._salt is not None:
             body = anonymise(body, salt=self._salt)
         try:

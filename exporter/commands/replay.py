@@ -30,12 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, config: Config) -> int:
-    """Print every poll of the recording.
-
-    Raises:
-        CommandError: a line of the file is invalid; all polls before it were printed.
-        OSError: the file cannot be read.
-    """
+    """Print every poll of the recording; where a line is invalid, all polls before it."""
     form = _to_json if options.format == "json" else describe_poll
     try:
         for t, reading, _ in feed_recording(options.file, config):

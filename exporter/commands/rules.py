@@ -19,11 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace, _config: Config) -> int:
-    """Print the rules.
-
-    Raises:
-        UsageError: an alert to disable does not exist, or a threshold has no rule.
-    """
+    """Print the rules."""
     if given.thresholds and not given.native:
         raise UsageError("--threshold needs --native: the exporter's thresholds are in its configuration")
     names = [each.name for each in fields(options.Options)]

@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration.
-
-    Raises:
-        ConfigError: the file of ``web.config.file`` is invalid.
-        OSError: the address cannot be listened on.
-    """
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration."""
     if options.check:
         if config.web.config.file:
             make_guard(config.web.config.file)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.commands._outcome import ExitStatus, UsageError
-from exporter.commands._workload import read_workload
+from exporter.commands._simulation import read_workload
 from exporter.config import Config
 from exporter.simulation.arrivals import Burst, ClosedLoop
 from exporter.simulation.run import Result, simulate
@@ -36,21 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, _config: Config) -> int:
-    """Print the table.
-
-    Raises:
-        UsageError: a file is invalid.
-        OSError: a file cannot be read.
-    """
+    """Print the table."""
     try:
         workload = read_workload(options.workload)
         rows = list(csv.DictReader(Path(options.runs).read_text(encoding="utf-8").splitlines()))
         missing = [name for name in _COLUMNS if not rows or rows[0].get(name) is None]
         if missing:
-            raise UsageError(
-                f"{options.runs}: expected a row with the columns {', '.join(_COLUMNS)}; "
-                f"{missing[0]} is missing"
-            )
+            wanted = f"expected a row with the columns {', '.join(_COLUMNS)}"
+            raise UsageError(f"{options.runs}: {wanted}; {missing[0]} is missing")
         for line in _table(workload, rows):
             print(line)
     except ValueError as problem:
@@ -59,17 +52,15 @@ def run(options: argparse.Namespace, _config: Config) -> int:
 
 
 def _table(workload: Sequence[Request], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    counts = ("preemptions", "steps", "KV peak")
-    cells: tuple[object, ...] = (
-        *("arrivals", "blocks", "seats", "watermark"),
-        *(cell for count in counts for cell in (count, "simulated")),
+    yield (
+        "| arrivals | blocks | seats | watermark | preemptions | simulated | steps | simulated | KV peak "
+        "| simulated |"
     )
-    yield f"| {' | '.join(map(str, cells))} |"
-    yield "|---" * len(cells) + "|"
+    yield "|---" * 10 + "|"
     for row in rows:
         result = simulate_run(workload, row)
         steps = int(row["engine_steps"])
-        cells = (
+        cells: tuple[object, ...] = (
             row["mode"],
             row["num_gpu_blocks"],
             row["max_num_seqs"],

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Final
 
-from exporter.commands._engine_options import add_engine_arguments, engine_changes
 from exporter.commands._outcome import ExitStatus, UsageError, complain
-from exporter.commands._workload import read_workload
+from exporter.commands._simulation import add_engine_arguments, engine_changes, read_workload
 from exporter.config import Config
 from exporter.simulation.arrivals import Arrivals, Burst, ClosedLoop, Poisson, Trace
 from exporter.simulation.rng import Rng
@@ -108,12 +107,7 @@ def _fields(text: str) -> tuple[str, ...]:
 
 
 def run(options: argparse.Namespace, _config: Config) -> int:
-    """Simulate, and print the result.
-
-    Raises:
-        UsageError: the options or the workload are invalid.
-        OSError: the workload cannot be read.
-    """
+    """Simulate, and print the result."""
     try:
         engine = Engine(**engine_changes(options))
         result = simulate(engine, _arrivals(options, read_workload(options.workload)))
@@ -129,13 +123,11 @@ def run(options: argparse.Namespace, _config: Config) -> int:
 
 
 def _arrivals(options: argparse.Namespace, requests: Sequence[Request]) -> Arrivals:
-    """Build the arrivals.
-
-    Raises:
-        ValueError: flags or requests do not fit the kind of arrivals.
-    """
+    """Build the arrivals; raises ValueError where flags or requests do not fit their kind."""
     end = None if options.duration is None else nanoseconds(options.duration)
-    source: Iterable[Request] = requests if end is None else _repeated(requests)
+    source: Iterable[Request] = requests
+    if end is not None:  # again and again, each with a number of its own
+        source = (replace(request, id=number) for number, request in enumerate(itertools.cycle(requests)))
     if options.arrivals == "closed":
         return ClosedLoop(source, options.clients, end, nanoseconds(options.pause))
     if options.arrivals == "poisson":
@@ -152,12 +144,6 @@ def _arrivals(options: argparse.Namespace, requests: Sequence[Request]) -> Arriv
             f"--arrivals trace needs an arrival time for every request; request {missing[0]} has none"
         )
     return Trace(sorted(requests, key=lambda request: (request.arrival or 0, request.id)))
-
-
-def _repeated(requests: Sequence[Request]) -> Iterator[Request]:
-    """Yield the requests again and again, each with a number of its own."""
-    for number, request in enumerate(itertools.cycle(requests)):
-        yield replace(request, id=number)
 
 
 def _chosen(names: Sequence[str], result: Result) -> Iterator[str]:

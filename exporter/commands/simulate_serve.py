@@ -44,12 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, _config: Config) -> int:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        UsageError: there are to be no servers.
-        OSError: a port cannot be listened on.
-    """
+    """Serve until SIGTERM or SIGINT."""
     if options.list:
         print("\n".join(_table()))
         return ExitStatus.OK

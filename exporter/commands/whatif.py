@@ -12,12 +12,11 @@ from urllib.parse import urlsplit
 
 import requests
 
-from exporter.commands._engine_options import add_engine_arguments, engine_changes
 from exporter.commands._options import only_target
 from exporter.commands._outcome import CommandError, ExitStatus, UsageError
 from exporter.commands._progress import progress_bar
+from exporter.commands._simulation import add_engine_arguments, engine_changes, read_workload
 from exporter.commands._timeline import feed_recording
-from exporter.commands._workload import read_workload
 from exporter.config import Config, add_flags
 from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
@@ -102,12 +101,7 @@ def _lengths(text: str) -> Lengths:
 
 
 def run(options: argparse.Namespace, config: Config) -> int:
-    """Print the forecast.
-
-    Raises:
-        UsageError: an option is invalid.
-        CommandError: the source cannot be read, or lacks something; the text says what.
-    """
+    """Print the forecast."""
     if options.source is None and options.rate is None and options.clients is None:
         only_target(config, "whatif", "http://EXPORTER:21900/?target=HOST:PORT")
     try:

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporter.analysis import catalogue
+from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import EngineReading, TargetReading
+from exporter.analysis.target_verdict import REACHABLE
 from exporter.vllm.exposition import EngineKey
 
-__all__ = ["choose_engine", "engine_names", "poll_object", "status_object"]
+__all__ = ["choose_engine", "engine_names", "poll_object", "status_object", "verdicts"]
 
 # Digits after the point: enough for a token's microseconds, and no noise of floating point.
 _DIGITS = 6
@@ -95,6 +97,13 @@ def engine_names(reading: TargetReading) -> Mapping[str, EngineReading]:
         name = key.name
         named[f"{key.model}/{name}" if name in named else name] = engine
     return named
+
+
+def verdicts(reading: TargetReading) -> list[tuple[Severity, str]]:
+    """Return severity and verdict of each engine, and of the target where more than reachable is known."""
+    own, engines = reading.judgement, reading.engines.values()
+    judged = [(engine.judgement.severity, engine.judgement.verdict) for engine in engines]
+    return judged if judged and own.verdict == REACHABLE else [*judged, (own.severity, own.verdict)]
 
 
 def _target(reading: TargetReading) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
-from exporter.publish.status import engine_names
+from exporter.publish.status import engine_names, verdicts
 
 __all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
 
@@ -73,9 +73,7 @@ def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
 
 def headline(reading: TargetReading) -> str:
     """Return the worst verdict in one line."""
-    worst = [engine.judgement for engine in reading.engines.values()]
-    named = [(judgement.severity, judgement.verdict) for judgement in worst]
-    severity, verdict = max([*named, (reading.judgement.severity, reading.judgement.verdict)])
+    severity, verdict = max(verdicts(reading))
     return f"{_title(verdict)} ({severity.value})"
 
 

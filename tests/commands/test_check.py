@@ -13,7 +13,7 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.fixes import Advice, FixAdvice
 from exporter.commands import check
 from exporter.config import AnalysisConfig
-from exporter.publish.terminal import coloured, plain, report
+from exporter.publish.terminal import coloured, headline, plain, report
 from exporter.runtime import process
 
 pytestmark = pytest.mark.usefixtures("own_logging")
@@ -53,6 +53,14 @@ def test_a_server_without_statistics_is_exit_status_3(run):
     assert status == 3
     assert "metrics missing" in out
     assert "--disable-log-stats" in out
+
+
+def test_a_headline_names_the_engine_s_verdict_where_the_target_is_reachable(storm):
+    """Also where both are of no severity."""
+    calm = replayed("0.26.0-calm")[-1]
+    assert headline(calm) == "healthy (none)"
+    assert headline(storm) == "preemption thrash (critical)"
+    assert headline(replace(calm, engines={})) == "reachable (none)"
 
 
 def test_json_is_one_object(run):
