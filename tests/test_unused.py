@@ -20,14 +20,14 @@ BY_NAME = {
     **dict.fromkeys(
         (
             "preemptions_inferred_per_second", "generation_tokens_per_second_recent",
-            "prompt_tokens_per_second", "engine_steps_per_second", "inter_token_latency_mean_seconds",
+            "prompt_tokens_per_second", "engine_steps_per_second",
             "time_to_first_token_mean_seconds", "progress_idle_seconds",
         ),
         "a signal: the API, the page and the table of metrics take it by name",
     ),
     **dict.fromkeys(
         (
-            "kv_mean_ratio", "unfinished", "busy_seconds", "running_mean", "queue_p95", "ttft_mean",
+            "kv_mean_ratio", "busy_seconds", "running_mean", "queue_p95", "ttft_mean",
             "ttft_p95", "e2e_mean",
         ),
         "a result of a simulation, which prints all of them",
