@@ -39,35 +39,23 @@ def scaled_pool(engine: Engine, factor: float) -> Engine:
 
 def candidates(load: Load, engine: Engine) -> tuple[Candidate, ...]:
     """Return the single changes worth simulating for an engine under a load; the first one is no change."""
-    found = [Candidate(NOW, engine), *_pool(engine), *_seats(load, engine), *_admission(engine)]
-    found.append(
-        Candidate(
-            "one more replica",
-            engine,
-            2,
-            ("add_replicas",),
-            "assumes that 2 servers share the load equally",
-        )
+    shared = "assumes that 2 servers share the load equally"
+    return (
+        Candidate(NOW, engine),
+        *_pool(engine),
+        *_seats(load, engine),
+        *_admission(engine),
+        Candidate("one more replica", engine, 2, ("add_replicas",), shared),
+        *_batch(engine),
     )
-    found += _batch(engine)
-    return tuple(found)
 
 
 def _pool(engine: Engine) -> Iterator[Candidate]:
-    yield Candidate(
-        "pool x1.1",
-        scaled_pool(engine, 1.1),
-        1,
-        ("raise_gpu_memory_utilization",),
-        "assumes that the GPU has room for it",
-    )
-    yield Candidate(
-        "pool x2",
-        scaled_pool(engine, 2.0),
-        1,
-        ("fp8_kv_cache", "raise_tensor_parallel"),
-        "assumes that the step time does not change",
-    )
+    for factor, fixes, note in (
+        (1.1, ("raise_gpu_memory_utilization",), "assumes that the GPU has room for it"),
+        (2.0, ("fp8_kv_cache", "raise_tensor_parallel"), "assumes that the step time does not change"),
+    ):
+        yield Candidate(f"pool x{factor:g}", scaled_pool(engine, factor), 1, fixes, note)
 
 
 def _seats(load: Load, engine: Engine) -> Iterator[Candidate]:
@@ -87,20 +75,17 @@ def _seats(load: Load, engine: Engine) -> Iterator[Candidate]:
 
 
 def _admission(engine: Engine) -> Iterator[Candidate]:
+    since = "needs vLLM {} or newer"
     for watermark in (0.01, 0.05, 0.1):
         if watermark > engine.watermark:
             changed = replace(engine, watermark=watermark)
-            yield Candidate(
-                f"watermark {watermark:g}", changed, 1, ("set_watermark",), "needs vLLM 0.24 or newer"
-            )
+            yield Candidate(f"watermark {watermark:g}", changed, 1, ("set_watermark",), since.format("0.24"))
     if not engine.enable_prefix_caching:
         changed = replace(engine, enable_prefix_caching=True)
         yield Candidate("prefix caching on", changed, 1, ("enable_prefix_caching",))
     if not engine.reserve_full_prompt:
-        changed = replace(engine, reserve_full_prompt=True)
-        yield Candidate(
-            "whole prompts reserved", changed, 1, ("reserve_full_prompt",), "needs vLLM 0.19 or newer"
-        )
+        changed, fixes = replace(engine, reserve_full_prompt=True), ("reserve_full_prompt",)
+        yield Candidate("whole prompts reserved", changed, 1, fixes, since.format("0.19"))
 
 
 def _batch(engine: Engine) -> Iterator[Candidate]:

@@ -1,16 +1,15 @@
 """Requests inside the engine, and the queues in which they wait."""
 
 import heapq
-from collections import deque
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from exporter.simulation.workload import Request
 
 if TYPE_CHECKING:
     from exporter.simulation.pool import Remnant, SharedBlock, SharedText
 
-__all__ = ["ByPriority", "FirstCome", "InFlight", "Queue", "State"]
+__all__ = ["InFlight", "State", "WaitingQueue"]
 
 
 class State(IntEnum):
@@ -83,71 +82,29 @@ class InFlight:
         self.stopped = 0  # time of its last token before the preemption
 
 
-class Queue(Protocol):
-    """Waiting requests; no request is admitted before the head."""
+class WaitingQueue:
+    """Waiting requests; no request is admitted before the head.
 
-    def __len__(self) -> int: ...
+    First come, first served, with preempted requests at the head; or by (priority, arrival).
+    """
 
-    def add(self, live: InFlight) -> None:
-        """Queue a new request."""
-
-    def put_back(self, live: InFlight) -> None:
-        """Queue a preempted request."""
-
-    def head(self) -> InFlight:
-        """Return the next request."""
-
-    def pop(self) -> InFlight:
-        """Remove and return the head."""
-
-    def remove(self, live: InFlight) -> None:
-        """Remove a request at any position."""
-
-
-class FirstCome:
-    """First come, first served; a preempted request goes to the head."""
-
-    def __init__(self) -> None:
-        self._items: deque[InFlight] = deque()
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def add(self, live: InFlight) -> None:
-        """Queue a new request at the end."""
-        self._items.append(live)
-
-    def put_back(self, live: InFlight) -> None:
-        """Queue a preempted request at the head."""
-        self._items.appendleft(live)
-
-    def head(self) -> InFlight:
-        """Return the next request."""
-        return self._items[0]
-
-    def pop(self) -> InFlight:
-        """Remove and return the head."""
-        return self._items.popleft()
-
-    def remove(self, live: InFlight) -> None:
-        """Remove a request at any position."""
-        self._items.remove(live)
-
-
-class ByPriority:
-    """Lowest (priority, arrival) first, preempted or not."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, int, int], InFlight]] = []
+    def __init__(self, policy: str) -> None:
+        self._by_priority = policy == "priority"
+        self._heap: list[tuple[tuple[int, ...], InFlight]] = []
+        self._first = self._last = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, live: InFlight) -> None:
-        """Queue a request by its priority."""
-        heapq.heappush(self._heap, (live.key, live))
+        """Queue a new request."""
+        self._last += 1
+        heapq.heappush(self._heap, (live.key if self._by_priority else (self._last,), live))
 
-    put_back = add
+    def put_back(self, live: InFlight) -> None:
+        """Queue a preempted request."""
+        self._first -= 1
+        heapq.heappush(self._heap, (live.key if self._by_priority else (self._first,), live))
 
     def head(self) -> InFlight:
         """Return the next request."""
@@ -159,5 +116,5 @@ class ByPriority:
 
     def remove(self, live: InFlight) -> None:
         """Remove a request at any position."""
-        self._heap.remove((live.key, live))
+        self._heap = [entry for entry in self._heap if entry[1] is not live]
         heapq.heapify(self._heap)

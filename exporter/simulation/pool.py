@@ -185,10 +185,3 @@ class Pool:
     def cached(self) -> int:
         """Free blocks that are still cached."""
         return sum(entry.blocks for entry in self._queue)
-
-    def check(self) -> None:
-        """Verify that the free blocks are the blank and the cached ones (for tests)."""
-        if self.free != self._blank + self.cached or not 0 <= self.free <= self.size:
-            raise AssertionError(
-                f"{self.free} free of {self.size}, {self._blank} blank, {self.cached} cached"
-            )

@@ -22,7 +22,7 @@ The simulation takes time only for what changes in a step, and skips steps in wh
 from typing import TYPE_CHECKING
 
 from exporter.simulation.counters import Counters
-from exporter.simulation.in_flight import ByPriority, FirstCome, InFlight, Queue, State
+from exporter.simulation.in_flight import InFlight, State, WaitingQueue
 from exporter.simulation.kv import KvManager
 from exporter.simulation.pool import SharedBlock
 from exporter.simulation.running import RunningList
@@ -58,7 +58,7 @@ class Scheduler:
         self.finished: list[InFlight] = []
         self.on_context_complete: Callable[[InFlight], None] | None = None
         self._running_list = RunningList(engine.block_size)
-        self._queue: Queue = FirstCome() if engine.policy == "fcfs" else ByPriority()
+        self._queue = WaitingQueue(engine.policy)
         self._lives: dict[int, InFlight] = {}
         self._finishing: list[InFlight] = []
         self._blocked = False  # the head got no seat or blocks, and nothing was freed since then

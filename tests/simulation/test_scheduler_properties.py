@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from support.plain_scheduler import run_plain
-from support.scheduler_cases import cases
+from support.scheduler_cases import cases, check_pool
 
 from exporter.simulation.run import Run
 from exporter.simulation.scheduler import Scheduler
@@ -81,7 +81,7 @@ def test_at_every_step_blocks_and_requests_are_conserved(case):
         before = scheduler.totals.scheduled_tokens
         moved = step()
         pool, running = scheduler.pool, scheduler._running_list.running.values()
-        pool.check()
+        check_pool(pool)
         private = sum(
             scheduler.kv.blocks(scheduler._running_list.computed(r)) - len(r.shared) for r in running
         )

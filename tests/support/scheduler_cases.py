@@ -82,3 +82,9 @@ def cases(draw):
         )
     kind = draw(st.sampled_from(["burst", "closed", "poisson", "trace"]))
     return Case(engine, tuple(requests), kind, draw(st.integers(0, 10_000)))
+
+
+def check_pool(pool):
+    """Free blocks are exactly the blank and the cached ones."""
+    assert pool.free == pool._blank + pool.cached
+    assert 0 <= pool.free <= pool.size
