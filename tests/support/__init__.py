@@ -1,1 +1,1 @@
-"""What tests share: bodies, scenes, recordings, servers, processes, real programs."""
+"""Shared by tests: bodies, scenes, recordings, servers, processes, real programs."""

@@ -1,7 +1,7 @@
-"""For every alert a tale that promtool can test: when it holds, and when it nearly does.
+"""One tale per alert that promtool can test: the condition applies, and it nearly applies.
 
-A tale has series in three versions: quiet, in trouble, and just below trouble. It goes quiet, trouble, quiet;
-and once more with just below in the place of trouble, in which nothing may fire.
+A tale has three versions of its series: quiet, in trouble, and just below trouble. It plays quiet, trouble,
+quiet; then again with just below instead of trouble, and nothing may fire.
 """
 
 import itertools
@@ -24,11 +24,11 @@ class Tale:
     Attributes:
         alert: its name.
         severity: its severity; one name may have two.
-        steady: series that are the same throughout.
+        steady: series that never change.
         quiet, trouble, below: values of the other series by part. A gauge's value, a counter's slope
             per scrape as ``+5``, or ``gone`` for none.
-        sentence: what it is about, where it is not the first tale of its alert.
-        exact: whether the condition begins to hold with the first scrape of the trouble.
+        sentence: its subject, if it is not the first tale of its alert.
+        exact: whether the condition applies from the first scrape of the trouble.
     """
 
     alert: str
@@ -42,11 +42,11 @@ class Tale:
 
     @property
     def name(self) -> str:
-        """For the test and the golden file."""
+        """Return the name for the test and the golden file."""
         return f"{self.alert}{'-' + self.sentence.replace(' ', '-') if self.sentence else ''}"
 
     def series(self, *parts: tuple[Mapping[str, str], int]) -> list[dict[str, str]]:
-        """The input of promtool: the parts one after the other, each for some scrapes."""
+        """Return the input of promtool: the parts one after the other, each for some scrapes."""
         total = sum(count for _, count in parts)
         rows = [{"series": name, "values": _steady(value, total)} for name, value in self.steady.items()]
         names = dict.fromkeys(itertools.chain(self.quiet, self.trouble, self.below))
@@ -56,15 +56,15 @@ class Tale:
         ]
 
     def whole(self) -> list[dict[str, str]]:
-        """Quiet, trouble, quiet."""
+        """Return the series of quiet, trouble, quiet."""
         return self.series((self.quiet, BEFORE), (self.trouble, TROUBLE), (self.quiet, AFTER))
 
     def nearly(self) -> list[dict[str, str]]:
-        """Quiet, just below, quiet."""
+        """Return the series of quiet, just below, quiet."""
         return self.series((self.quiet, BEFORE), (self.below, TROUBLE), (self.quiet, AFTER))
 
     def short(self, scrapes: int) -> list[dict[str, str]]:
-        """Trouble for some scrapes only."""
+        """Return the series with trouble for some scrapes only."""
         return self.series((self.quiet, BEFORE), (self.trouble, scrapes), (self.quiet, AFTER))
 
 
@@ -73,7 +73,7 @@ def _steady(value: str, count: int) -> str:
 
 
 def _joined(parts: Iterable[tuple[str, int]]) -> str:
-    """Values of a series, part by part; a counter goes on from where it was."""
+    """Join the values of a series, part by part; a counter continues from its last value."""
     words, counter = [], 100.0
     for value, count in parts:
         if value == "gone":
@@ -88,7 +88,7 @@ def _joined(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def of(name: str, target: Mapping[str, str] = TARGET, **labels: str) -> str:
-    """A series by its text."""
+    """Return a series by its text."""
     both = {**labels, **target}
     return f"{name}{{{','.join(f'{label}={_quoted(value)}' for label, value in both.items())}}}"
 
@@ -98,7 +98,7 @@ def _quoted(value: str) -> str:
 
 
 def pod(number: int, target: Mapping[str, str] = TARGET) -> dict[str, str]:
-    """The labels of another pod's target."""
+    """Return the labels of another pod's target."""
     port = target["instance"].rpartition(":")[2]
     return {**target, "pod": f"vllm-{number}", "instance": f"10.0.0.{number + 1}:{port}"}
 
@@ -116,12 +116,12 @@ NUMBERS = {
 
 
 def verdict(name: str, number: int = 0) -> str:
-    """The series of an engine's verdict."""
+    """Return the series of an engine's verdict."""
     return of("vllm_pressure_verdict", pod(number), **ENGINE, verdict=name)
 
 
 def ranks(entry: Verdict, number: int = 0) -> dict[str, str]:
-    """Ranked fixes, in an order that is not that of the alphabet, with one that the verdict does not name."""
+    """Return ranked fixes, not in alphabetical order, including one that the verdict does not have."""
     fixes = ["lower_max_model_len", *entry.fixes[:3]]
     ranked = {
         of("vllm_pressure_fix_rank", pod(number), **ENGINE, fix=fix): str(rank)
@@ -131,7 +131,7 @@ def ranks(entry: Verdict, number: int = 0) -> dict[str, str]:
 
 
 def engine_tale(alert: str, severity: str, entry: Verdict) -> Tale:
-    """One engine in a verdict; just below is another verdict."""
+    """Build the tale of one engine in a verdict; just below is another verdict."""
     return Tale(
         alert,
         severity,
@@ -144,7 +144,7 @@ def engine_tale(alert: str, severity: str, entry: Verdict) -> Tale:
 
 
 def model_tale(alert: str, entry: Verdict) -> Tale:
-    """One of ten engines pages; one of eleven does not."""
+    """Build the tale of a model: one of ten engines pages; one of eleven does not."""
     ten = {verdict(entry.name, number): "0" for number in range(10)}
     hit = {verdict(entry.name): "1"}
     return Tale(
@@ -173,7 +173,7 @@ def raised_tale(alert: str, entry: Verdict) -> Tale:
 
 
 def target_tale(alert: str, severity: str, entry: Verdict) -> Tale:
-    """A server of which no engine can be read."""
+    """Build the tale of a server whose engines cannot be read."""
     series = of("vllm_pressure_target_verdict", verdict=entry.name)
     engine = of("vllm_pressure_verdict", **ENGINE, verdict=entry.name)
     known = {series: "1", engine: "1" if entry.name == "metrics_missing" else "0"}
@@ -183,7 +183,7 @@ def target_tale(alert: str, severity: str, entry: Verdict) -> Tale:
 
 
 def sidecar_tales() -> list[Tale]:
-    """A tale for every rule over the sidecar's series."""
+    """Build a tale for every rule over the sidecar's series."""
     tales = []
     for alert in alerts():
         entry, severity = alert.entry, alert.severity.value
@@ -220,7 +220,7 @@ WATCHING = [
         "warning",
         quiet={of("up", OTHER): "1", of("vllm_pressure_exporter_build_info", OTHER): "1"},
         trouble={of("up", OTHER): "0"},
-        # Another target that is down, and never was an exporter.
+        # Another target that is down and never was an exporter.
         below={
             of("up", OTHER): "1",
             of("vllm_pressure_exporter_build_info", OTHER): "1",
@@ -243,12 +243,12 @@ WATCHING = [
 
 
 def vllm(name: str, number: int = 0, **labels: str) -> str:
-    """One of vLLM's own series."""
+    """Return one of vLLM's own series."""
     return of(f"vllm:{name}", pod(number, VLLM_TARGET), **ENGINE, **labels)
 
 
 def busy(number: int = 0, **changed: str) -> dict[str, str]:
-    """A busy, healthy engine, or one in which something is otherwise."""
+    """Return a busy, healthy engine, with changes."""
     values = {
         "running": "20",
         "waiting": "0",
@@ -277,7 +277,7 @@ def busy(number: int = 0, **changed: str) -> dict[str, str]:
     return {names[part]: value for part, value in values.items()}
 
 
-# The scrape fails: everything but `up` is gone.
+# The scrape fails: only `up` remains.
 DOWN = {of("up", VLLM_TARGET): "0"}
 STILL = {"tokens": "+0", "prompts": "+0", "steps": "+0", "finished": "+0"}
 NONE_RUNS = {"running": "0", "kv": "0"}
@@ -303,7 +303,7 @@ PAGING = ("EngineStalled", "SchedulerDeadlock", "PreemptionThrash")
 
 
 def native_tales() -> list[Tale]:
-    """A tale for every rule over vLLM's own series."""
+    """Build a tale for every rule over vLLM's own series."""
     tales = []
     for name, (trouble, below) in TROUBLES.items():
         if name in PAGING:
@@ -320,7 +320,7 @@ def _native_model(name: str, trouble: dict[str, str]) -> Tale:
 
 _TEN = {series: value for number in range(1, 10) for series, value in busy(number).items()}
 NATIVE = [
-    # Just below: the pod is gone with its target, as in every roll-out.
+    # Just below: the pod disappears with its target, as in every roll-out.
     Tale("VllmNativeModelUnreachable", "critical", {**busy(), **_TEN}, {**DOWN, **_TEN}, _TEN, exact=True),
     Tale("VllmNativeUnreachable", "warning", busy(), DOWN, {}, exact=True),
     Tale(
@@ -336,7 +336,7 @@ NATIVE = [
         "warning",
         busy(),
         {series: value for series, value in busy().items() if "kv_cache" not in series},
-        # The name that the gauge had up to 0.10 does as well.
+        # The gauge's name up to 0.10 also works.
         {series.replace("kv_cache", "gpu_cache"): value for series, value in busy().items()},
     ),
     Tale(

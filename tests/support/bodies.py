@@ -1,8 +1,8 @@
-"""Metrics bodies for tests, as vLLM spells them, with only what a test is about.
+"""Builds metrics bodies as vLLM prints them, with only the series that a test needs.
 
     body(engine(running=8, waiting=3, kv=0.97, preemptions=12), start_time=1000.0)
 
-What is not given is absent from the body, as it is from real ones: unknown, not zero.
+Values that are not given are absent from the body, as in real ones: unknown, not zero.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,14 +39,14 @@ Sample = tuple[str, str, str, float]  # family, type, series as printed, value
 
 @dataclass(frozen=True)
 class Engine:
-    """What one engine prints."""
+    """The series of one engine."""
 
     labels: Mapping[str, str]
     values: Mapping[str, object]
     cache: Mapping[str, object] = field(default_factory=dict)
 
     def samples(self) -> Iterator[Sample]:
-        """Every sample, family by family."""
+        """Return every sample, family by family."""
         for parameter, value in self.values.items():
             if value is not None:
                 yield from self._family(parameter, value)
@@ -94,7 +94,7 @@ def engine(
     cache: Mapping[str, object] | None = None,
     **values: object,
 ) -> Engine:
-    """One engine.
+    """Build one engine.
 
     Args:
         name: its ``engine`` label.
@@ -113,7 +113,7 @@ def engine(
 
 
 def body(*engines: Engine, start_time: float | None = None) -> bytes:
-    """A metrics body of these engines; with `start_time` it tells when the server process began."""
+    """Print a metrics body of these engines; with `start_time` it has the start of the server process."""
     lines = []
     if start_time is not None:
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {start_time!r}"]
@@ -128,7 +128,7 @@ def body(*engines: Engine, start_time: float | None = None) -> bytes:
 
 
 def cut(whole: bytes, name: str) -> bytes:
-    """A body that breaks off in the middle of the first sample whose name begins with `name`."""
+    """Cut a body in the middle of the first sample whose name begins with `name`."""
     at = whole.index(b"\nvllm:" + name.encode()) + 1
     return whole[: at + len(name)]
 

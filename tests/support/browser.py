@@ -27,7 +27,7 @@ PHONE = {
 }
 HIDDEN_PAUSE = 30_000  # milliseconds between two requests of a hidden tab
 _AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
-# Records the pauses that the page sets between its requests: a new pause means that an answer is fully used.
+# Records the page's pauses between requests: a new pause means that the last response was processed.
 _RECORD_PAUSES = """
   const set = window.setTimeout;
   window.pauses = [];
@@ -51,7 +51,7 @@ def opened(
     """Open a page and wait until it is drawn with its history.
 
     At the end the console must be empty, and no request may have left the host. With `clock` the test can
-    move the page's time, which also passes by itself.
+    advance the page's time, which also passes normally.
     """
     context = browser.new_context(**how)
     page = context.new_page()
@@ -70,14 +70,14 @@ def opened(
         page.seen = seen
         yield page
         assert all(url.startswith(f"{base}/") for url in seen.requests), seen.requests
-        if not seen.lost:  # Chromium itself logs a request that failed
+        if not seen.lost:  # Chromium itself logs failed requests
             assert not seen.console
     finally:
         context.close()
 
 
 def wait_for_pauses(page: Page, count: int, least: int = 0) -> None:
-    """Wait until the page has used so many answers, by its pauses of at least some milliseconds."""
+    """Wait until the page has made a number of pauses of at least some milliseconds."""
     page.wait_for_function(
         "([count, least]) => pauses.filter((pause) => pause >= least).length >= count", arg=[count, least]
     )

@@ -1,4 +1,4 @@
-"""What is under deploy/ as a cluster would see it: built by kustomize, one mapping for each resource."""
+"""Builds the resources under deploy/ with kustomize: one mapping per resource."""
 
 import functools
 import re
@@ -18,20 +18,20 @@ KUSTOMIZE = DEPLOY / "kustomize"
 EXAMPLES = DEPLOY / "examples"
 NAME = "vllm-preemption-exporter"
 LABEL = {NAME: "enabled"}
-# The oldest that has native sidecars, and the newest that is known.
+# The oldest with native sidecars, and the newest known one.
 VERSIONS = ("1.29", "1.37")
 Resource = dict[str, Any]
 
 
 def program(name: str) -> str:
-    """A program that comes with the locked packages."""
+    """Return the path of a program from the locked packages."""
     found = shutil.which(name, path=str(Path(sys.executable).parent))
     assert found, f"{name} is missing from the environment of the tests; `make setup` installs it"
     return found
 
 
 def documents(text: str) -> list[Resource]:
-    """All documents of a YAML text."""
+    """Return all documents of a YAML text."""
     return [one for one in yaml.safe_load_all(text) if one]
 
 
@@ -50,21 +50,21 @@ def _built(folder: Path) -> str:
 
 
 def built(folder: Path) -> list[Resource]:
-    """The resources that `kubectl kustomize` makes of a folder."""
+    """Return the resources that `kubectl kustomize` builds from a folder."""
     return documents(_built(folder))
 
 
 def one(resources: Iterable[Resource], kind: str, name: str = "") -> Resource:
-    """The one resource of a kind (and a name)."""
+    """Return the only resource of a kind (and a name)."""
     (found,) = [each for each in resources if each["kind"] == kind and name in ("", each["metadata"]["name"])]
     return found
 
 
 def with_sidecar(folder: Path, workloads: Iterable[Resource], component: str = "component") -> list[Resource]:
-    """Workloads with a component applied, built in a folder of the test."""
+    """Build workloads with a component applied, in a folder of the test."""
     folder.mkdir(exist_ok=True)
     (folder / "workloads.yaml").write_text(yaml.safe_dump_all(workloads), encoding="utf-8")
-    # kustomize wants a path from the folder: the component is copied beside it.
+    # kustomize needs a path relative to the folder: copy the component there.
     shutil.copytree(KUSTOMIZE / component, folder / component, dirs_exist_ok=True)
     text = yaml.safe_dump({"resources": ["workloads.yaml"], "components": [component]})
     (folder / "kustomization.yaml").write_text(text, encoding="utf-8")
@@ -72,23 +72,23 @@ def with_sidecar(folder: Path, workloads: Iterable[Resource], component: str = "
 
 
 def pod(workload: Mapping[str, Any]) -> Resource:
-    """The pod's spec of a workload."""
+    """Return the pod's spec of a workload."""
     return workload["spec"]["template"]["spec"]
 
 
 def containers(spec: Mapping[str, Any]) -> list[Resource]:
-    """All containers of a pod, init containers first."""
+    """Return all containers of a pod, init containers first."""
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def exporter(workload: Mapping[str, Any]) -> Resource:
-    """The exporter's container."""
+    """Return the exporter's container."""
     (found,) = [each for each in containers(pod(workload)) if each["name"] == NAME]
     return found
 
 
 def quality(spec: Mapping[str, Any]) -> str:
-    """A pod's class of service, as Kubernetes finds it: by CPU and memory of all its containers."""
+    """Return a pod's quality of service class, from CPU and memory of all containers."""
     resources = [each.get("resources", {}) for each in containers(spec)]
     if all(
         each.get("limits", {}).get(what) and _same(each, what)
@@ -106,12 +106,12 @@ def _same(resources: Mapping[str, Any], what: str) -> bool:
 
 
 def validate(resource: Resource, version: str) -> None:
-    """Hold a resource against the schema of a Kubernetes version, strictly."""
+    """Check a resource against the schema of a Kubernetes version, strictly."""
     kubernetes_validate.validate(resource, version, strict=True)
 
 
 def snippets(page: Path, language: str) -> Iterator[str]:
-    """The code blocks of a page in one language, without their indentation."""
+    """Return the code blocks of a page in one language, without their indentation."""
     for found in re.finditer(
         rf"^( *)```{language}\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     ):

@@ -1,4 +1,4 @@
-"""Configurations from texts."""
+"""Loads configurations from texts."""
 
 import pytest
 
@@ -8,7 +8,7 @@ HIDDEN = "s3cr3t-Value"
 
 
 def no_file(path):
-    """Stand for a disk that must not be touched."""
+    """Replace a disk that must not be read."""
     raise AssertionError(f"nobody asked for {path}")
 
 
@@ -19,7 +19,7 @@ def from_file(text, flags=None, environ=None):
 
 
 def problems_of(text, flags=None, environ=None):
-    """Return what is wrong with a configuration."""
+    """Return the problems of a configuration."""
     with pytest.raises(ConfigError) as caught:
         from_file(text, flags, environ)
     return list(caught.value.problems)

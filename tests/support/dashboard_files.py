@@ -1,4 +1,4 @@
-"""The dashboards as tests see them: documents, panels and queries."""
+"""Reads the dashboards for tests: documents, panels and queries."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ class Target:
 
     @property
     def title(self) -> str:
-        """Of its panel."""
+        """Return the title of its panel."""
         return self.panel["title"]
 
     def __str__(self) -> str:
@@ -37,18 +37,18 @@ class Target:
 
 
 def document(name: str) -> dict[str, Any]:
-    """The committed dashboard."""
+    """Return the committed dashboard."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def every_panel(name: str) -> list[dict[str, Any]]:
-    """All panels, also those in rows that are closed, without the rows."""
+    """Return all panels without the rows, including panels in collapsed rows."""
     nested = [panel for one in document(name)["panels"] for panel in (one, *one.get("panels", ()))]
     return [panel for panel in nested if panel["type"] != "row"]
 
 
 def targets(name: str) -> Iterator[Target]:
-    """All queries of all panels."""
+    """Return all queries of all panels."""
     for panel in every_panel(name):
         for one in panel["targets"]:
             yield Target(name, panel, one["refId"], one["expr"], one["legendFormat"], one["instant"])
@@ -58,14 +58,14 @@ TARGETS = [target for name in NAMES for target in targets(name)]
 
 
 def filled(expr: str, chosen: Mapping[str, str] | None = None, span: str = "1500s") -> str:
-    """An expression as Grafana sends it, with all that is not chosen set to All."""
+    """Return an expression as Grafana sends it; variables that are not selected are All."""
     values = {**dict.fromkeys(VARIABLES, ".*"), **(chosen or {})}
     text = expr.replace("$__rate_interval", "60s").replace("$__range", span)
     return re.sub(r"\$(" + "|".join(VARIABLES) + r")\b", lambda match: values[match[1]], text)
 
 
 def generator() -> ModuleType:
-    """``dashboards/build.py``, as a module."""
+    """Import ``dashboards/build.py`` as a module."""
     sys.path.insert(0, str(FOLDER))
     try:
         spec = importlib.util.spec_from_file_location("dashboards_build", FOLDER / "build.py")

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback that has a fleet's half hour and scrapes nothing."""
+"""Runs a real Prometheus on loopback that holds half an hour of a fleet and scrapes nothing."""
 
 import shutil
 import subprocess
@@ -13,12 +13,12 @@ from support.process import free_port, until
 
 @contextmanager
 def prometheus_of(servers: Sequence[Server], begin: float, folder: Path) -> Iterator[str]:
-    """Its base URL, once it answers; it ends with the block.
+    """Start it; yields its base URL once it answers. It ends with the block.
 
     Args:
-        servers: whose half hour it has.
+        servers: the fleet.
         begin: unix seconds of the first poll.
-        folder: an own one for its blocks, its configuration and its log.
+        folder: for its blocks, its configuration and its log.
     """
     _make_blocks(servers, begin, folder)
     (folder / "prometheus.yml").write_text("global: {}\n")

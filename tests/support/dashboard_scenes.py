@@ -1,9 +1,10 @@
-"""A fleet under load, as Prometheus would have scraped it: the data that the dashboards are tried on.
+"""A fleet under load, as Prometheus would have scraped it: the data of the dashboards' tests and pictures.
 
-Half an hour of a storm in a large pool, one that fills up, one with a queue for seats, two engines that share
-badly, one that is restarted, calm ones, two recordings of real servers, and servers that never answer; two
-are watched by one exporter. Bodies go through the whole pipeline; every ten seconds the exporter's text and
-vLLM's own body are kept with a time and the labels that a scrape adds. ``promtool`` makes blocks of it.
+Half an hour of a storm in a large pool, a pool that fills up, a queue for seats, two engines with unequal
+load, a server that restarts, calm ones, two recordings of real servers, and servers that never answer; one
+exporter watches two of them. Bodies go through the whole pipeline; every ten seconds the exporter's text and
+vLLM's own body are saved with a time and the labels that a scrape adds. ``promtool`` creates blocks from
+them.
 
     python tests/support/dashboard_scenes.py FILE     writes the text, up to now
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
-if str(TESTS) not in sys.path:  # as a script; under pytest the tests' conftest has seen to it
+if str(TESTS) not in sys.path:  # as a script; under pytest conftest.py does this
     sys.path.insert(0, str(TESTS))
 
 from prometheus_client import disable_created_metrics  # noqa: E402
@@ -34,7 +35,7 @@ from support.scenes import Stage  # noqa: E402
 
 SECONDS = 1800
 SCRAPE = 10
-# What is chosen on a dashboard to look at the server in the storm.
+# The values of a dashboard's variables that select the server in the storm.
 STORM = {"cluster": "eu", "namespace": "prod", "pod": "llama-0"}
 NOTIFIED = 1200  # when the first server's alert is pushed
 CACHE = {
@@ -46,7 +47,7 @@ CACHE = {
 }
 LENGTHS = ({256.0: 5.0, 1024.0: 60.0, 4096.0: 96.0, 16384.0: 100.0}, 150_000.0)
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-# How a step's observations lie around their mean: up to so many times the mean, so large a share.
+# The distribution of a step's observations around their mean: (bound / mean, share).
 SPREAD = ((0.25, 0.05), (0.5, 0.25), (1.0, 0.62), (2.0, 0.91), (4.0, 0.97), (10.0, 1.0))
 LAST_BUCKET = re.compile(r'(vllm:\w+_seconds)_bucket\{(.*),le="\+Inf"\} (\S+)')
 FINISHED = re.compile(
@@ -62,8 +63,8 @@ class Server:
 
     Attributes:
         labels: what a scrape of either adds.
-        bodies: None where there was no answer.
-        readings: what the exporter knew then.
+        bodies: None without an answer.
+        readings: of the exporter at each second.
         native: whether Prometheus scrapes vLLM too.
     """
 
@@ -75,7 +76,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Central:
-    """One exporter that watches several servers, which have the label ``target`` and nobody's pod.
+    """One exporter that watches several servers, which have the label ``target`` and no pod.
 
     Attributes:
         labels: what a scrape of the exporter adds.
@@ -87,7 +88,7 @@ class Central:
 
 
 class Staged:
-    """A stage whose bodies are kept, with histograms that have a shape."""
+    """A stage that keeps its bodies, with realistic histograms."""
 
     def __init__(self, **known: object) -> None:
         self.bodies: list[bytes | None] = []
@@ -99,7 +100,7 @@ class Staged:
     def play(
         self, seconds: float, parts: Mapping[str, Mapping[str, object]] | None = None, **part: object
     ) -> None:
-        """A scene, as `Stage.play` takes it."""
+        """Play a scene, as `Stage.play` does."""
         lengths = {"prompt_lengths": LENGTHS, "output_lengths": LENGTHS}
         if parts is None:
             self.stage.play(seconds, **lengths, **part)
@@ -107,7 +108,7 @@ class Staged:
             self.stage.play(seconds, {name: {**lengths, **one} for name, one in parts.items()})
 
     def restart(self, seconds: int) -> None:
-        """Nobody answers for some time; then it is a new process."""
+        """Answer nothing for some time, then as a new process."""
         self.stage.fail(seconds)
         self.bodies += [None] * seconds
         self.stage.restart()
@@ -115,11 +116,11 @@ class Staged:
         self._before.clear()
 
     def server(self, **labels: str) -> Server:
-        """What came of it."""
+        """Return the server after the scenes."""
         return Server(labels, self.bodies, self.stage.readings)
 
     def _keep(self, body: bytes) -> bytes:
-        """Put buckets before the last one, which is all that the stage prints of a latency."""
+        """Insert buckets before the last one, the only one of a latency that the stage prints."""
         text = body.decode()
         text += "".join(self._more(*found) for found in FINISHED.findall(text))
         sums = {series: float(value) for series, value in SUM.findall(text)}
@@ -135,7 +136,7 @@ class Staged:
 
     @staticmethod
     def _more(labels: str, finished: str, waited: str) -> str:
-        """What the stage has no part for: the time to the first token, and a prefix cache that helps."""
+        """Return values that the stage does not play: time to first token, and prefix cache hits."""
         count, first, prompts = float(finished), float(waited) + 0.35 * float(finished), 900 * float(finished)
         name = "vllm:time_to_first_token_seconds"
         return (
@@ -160,7 +161,7 @@ class Staged:
 
 
 def wave(period: float, depth: float, mean: float) -> Callable[[float], float]:
-    """A load that breathes around a mean."""
+    """Return a load that varies around a mean."""
     return lambda t: (
         mean
         * (
@@ -188,7 +189,7 @@ CALM = {
 
 
 def storm() -> Staged:
-    """A large pool: the level stands near 1 in any case, and the work done falls."""
+    """Play a storm in a large pool: KV usage stays near 1, and the throughput falls."""
     staged = Staged()
     staged.play(900, **CALM)
     staged.play(
@@ -217,14 +218,14 @@ def storm() -> Staged:
 
 
 def calm(seconds: int = SECONDS) -> Staged:
-    """Nothing to see."""
+    """Play a calm server."""
     staged = Staged()
     staged.play(seconds, **CALM)
     return staged
 
 
 def rising() -> Staged:
-    """Calm, and in the last minutes the cache fills up."""
+    """Play a calm server whose cache fills up in the last minutes."""
     staged = Staged()
     staged.play(SECONDS - 140, **CALM)
     staged.play(
@@ -235,7 +236,7 @@ def rising() -> Staged:
 
 
 def seats() -> Staged:
-    """All seats taken, and room in the cache."""
+    """Play a server with all seats taken and room in the cache."""
     staged = Staged(max_num_seqs=64)
     staged.play(700, **CALM | {"running": _whole(wave(400, 0.15, 48))})
     staged.play(
@@ -252,7 +253,7 @@ def seats() -> Staged:
 
 
 def imbalance() -> Staged:
-    """Two engines of one server, of which one gets nearly everything."""
+    """Play two engines of one server, one of which gets nearly all requests."""
     staged = Staged(engines=("0", "1"))
     staged.play(600, {"0": CALM, "1": CALM})
     busy = CALM | {"running": _whole(wave(300, 0.1, 96)), "kv": wave(300, 0.04, 0.86), "waiting": 3}
@@ -262,7 +263,7 @@ def imbalance() -> Staged:
 
 
 def restarted() -> Staged:
-    """Down for two minutes, then back with a cache that is full at times."""
+    """Play a server that is down for two minutes, then has a cache that is full at times."""
     staged = Staged()
     staged.play(1000, **CALM)
     staged.restart(120)
@@ -274,7 +275,7 @@ def restarted() -> Staged:
 
 
 def dead() -> Server:
-    """It never answers: half of the time it may be starting, then it is unreachable."""
+    """Play a server that never answers: it may be starting for half of the time, then it is unreachable."""
     staged = Staged()
     staged.stage.fail(SECONDS)
     staged.bodies += [None] * SECONDS
@@ -282,7 +283,7 @@ def dead() -> Server:
 
 
 def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
-    """A recorded server, again and again."""
+    """Repeat a recorded server."""
     loop = RecordingLoop(real_recordings.polls(name))
     pipeline = Pipeline(AnalysisConfig(), real_recordings.header(name).config, 2.0)
     bodies: list[bytes | None] = []
@@ -296,7 +297,7 @@ def real(name: str, seconds: int = SECONDS, **labels: str) -> Server:
 
 
 def fleet() -> tuple[Server | Central, ...]:
-    """All servers and who watches them, each for the same time."""
+    """Return all servers and their exporters, each for the same time."""
     eu, us = {"cluster": "eu", "namespace": "prod"}, {"cluster": "us", "namespace": "prod"}
     llama, qwen, mixtral = {"model_name": "llama-70b"}, {"model_name": "qwen-32b"}, {"model_name": "mixtral"}
     return (
@@ -324,10 +325,10 @@ def fleet() -> tuple[Server | Central, ...]:
 
 
 def openmetrics(servers: Sequence[Server | Central], begin: float) -> Iterator[str]:
-    """The scrapes of all servers and their exporters, as text that promtool makes blocks of.
+    """Return the scrapes of all servers and their exporters, as text for promtool.
 
     Args:
-        servers: who is scraped.
+        servers: the scraped ones.
         begin: unix seconds of the first poll.
     """
     disable_created_metrics()
@@ -402,7 +403,7 @@ def _text(reading: TargetReading, own: ExporterMetrics, count: PollCounts, now: 
 
 
 def _process(second: int, number: int) -> str:
-    """What prometheus-client tells of the exporter's process."""
+    """Return the metrics of the exporter's process, as prometheus-client prints them."""
     memory = 41e6 + 2e6 * (1 - math.exp(-second / 200)) + 3e5 * number
     return (
         f"process_cpu_seconds_total {1.2 + 0.0045 * second * (1 + 0.06 * number)!r}\n"

@@ -44,11 +44,11 @@ STORM = {
 
 
 def by_turns(one: float, other: float, period: float):
-    """A value for the first half of each period, another for the second."""
+    """Return one value for the first half of each period, another for the second."""
     return lambda t: one if t % period < period / 2 else other
 
 
 def printing(*lines: str):
-    """A server that prints some lines more."""
+    """Return a server that prints additional lines."""
     more = "".join(line + "\n" for line in lines).encode()
     return lambda text: text + more

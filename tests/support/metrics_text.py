@@ -1,4 +1,4 @@
-"""The text that a scrape of some collectors would give."""
+"""Renders the text of a scrape of some collectors."""
 
 from prometheus_client import CollectorRegistry
 
@@ -7,7 +7,7 @@ from exporter.publish.metrics.scrape import Scrape, encoder
 
 
 def scrape_of(*collectors: RowCollector) -> Scrape:
-    """A scrape of these collectors, each in the table of metrics that it belongs to."""
+    """Return a scrape of these collectors, each in its table of metrics."""
     tables = [
         (rows, [one for one in collectors if one.rows is rows])
         for rows in {id(one.rows): one.rows for one in collectors}.values()
@@ -16,7 +16,7 @@ def scrape_of(*collectors: RowCollector) -> Scrape:
 
 
 def text_of(*collectors: RowCollector, accept: str = "") -> str:
-    """Its text, made at once: nothing in it waits."""
+    """Return its text at once: nothing in it waits."""
     work = scrape_of(*collectors)._make(*encoder(accept))
     try:
         while True:

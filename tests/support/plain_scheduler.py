@@ -1,8 +1,8 @@
-# ruff: noqa: C901, D102 -- in vLLM's own order, so that the two can be held side by side
+# ruff: noqa: C901, D102 -- in vLLM's own order, so that the two can be compared
 """vLLM V1's scheduling loop written out plainly: every step, every request, every block.
 
-The oracle for `exporter.simulation.scheduler`, which does the same with counters where nothing else can
-change. Slow on purpose; it shares the settings and the requests with the package and nothing else.
+The oracle for `exporter.simulation.scheduler`, which skips steps in which only counters change. Slow on
+purpose; it shares only the settings and the requests with the package.
 """
 
 from collections import OrderedDict
@@ -102,7 +102,7 @@ class Job:
         self.preemptions = 0
         self.owed = 0
         self.swapped = 0
-        self.put_out = False  # its last step put out a token
+        self.put_out = False  # its last step generated a token
         self.first = None
         self.ended = None
         self.admitted = None
@@ -270,7 +270,7 @@ class PlainEngine:
             budget -= new
 
     def step(self):
-        """Schedule, compute, put out; False when nothing could be scheduled."""
+        """Schedule, compute, generate; returns False if nothing could be scheduled."""
         self.schedule()
         tokens = sum(self.scheduled.values())
         for job in self.lame:
@@ -338,7 +338,7 @@ class PlainEngine:
 
 
 def run_plain(engine, arrivals, on_step=None):
-    """Drive a plain engine with arrivals until nothing is left or it is stuck; return the engine."""
+    """Run a plain engine with arrivals until it is empty or stuck; returns the engine."""
     plain = PlainEngine(engine)
     deadlines = []
     seen_done = seen_gone = 0

@@ -1,4 +1,4 @@
-"""The real command as a process of its own."""
+"""Runs the real command as a process."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def shell(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def free_port() -> int:
-    """A port on which nothing listens."""
+    """Return a port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]
 
@@ -54,7 +54,7 @@ class Command:
         """Prepare.
 
         Args:
-            folder: an own one for its output.
+            folder: for its output.
             arguments: of the command.
             environ: added to an environment without any variable of the exporter.
             script: Python code to run in place of ``-m exporter``.
@@ -83,38 +83,38 @@ class Command:
 
     @property
     def out(self) -> str:
-        """What it printed so far."""
+        """Return its standard output so far."""
         return self._out.read_text()
 
     @property
     def err(self) -> str:
-        """What it logged or complained of so far."""
+        """Return its standard error so far."""
         return self._err.read_text()
 
     def base(self) -> str:
-        """The base URL of its web server, once it serves."""
+        """Return the base URL of its web server, once it serves."""
         return until(lambda: re.search(r"serving url=(\S+)", self.err), f"serving\n{self.err}")[1]
 
     def get(self, path: str) -> str:
-        """What its web server answers."""
+        """Return the response of its web server."""
         with urllib.request.urlopen(self.base() + path, timeout=PATIENCE) as answer:
             return answer.read().decode()
 
     def metric(self, series: str) -> float | None:
-        """The value of one of its series by the series' whole text."""
+        """Return the value of a series, by the series' whole text."""
         found = re.search(rf"^{re.escape(series)} (\S+)$", self.get("/metrics"), re.MULTILINE)
         return None if found is None else float(found[1])
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to it."""
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for its end; returns the exit status."""
         return self.process.wait(PATIENCE)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
-        """Send a signal and wait; the exit status and the seconds it took."""
+        """Send a signal and wait; returns the exit status and the seconds until then."""
         start = time.monotonic()
         self.send(number)
         return self.end(), time.monotonic() - start

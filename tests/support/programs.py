@@ -1,4 +1,4 @@
-"""The real Prometheus and Alertmanager on loopback, and who is paged by them."""
+"""Runs the real Prometheus and Alertmanager on loopback, and collects their pages."""
 
 import json
 import shutil
@@ -24,18 +24,18 @@ EXAMPLE = Path(__file__).parents[2] / "deploy" / "alertmanager" / "alertmanager.
 
 
 class Program:
-    """A program that serves HTTP, from the block's beginning to its end.
+    """A program that serves HTTP during the block.
 
     Attributes:
-        url: its base.
+        url: its base URL.
     """
 
     def __init__(self, folder: Path, *names: str) -> None:
         """Prepare.
 
         Args:
-            folder: an own one, for its data and output.
-            names: of the program, the first that is there is taken.
+            folder: for its data and output.
+            names: of the program; the first installed one is used.
         """
         path = next(filter(None, map(shutil.which, names)), None)
         assert path, f"{' or '.join(names)} is missing; `.ci/programs` installs it"
@@ -45,7 +45,7 @@ class Program:
         self.process: subprocess.Popen[bytes] | None = None
 
     def arguments(self) -> Sequence[str]:
-        """What it is started with."""
+        """Return its arguments."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class Program:
             self.process.wait()
 
     def get(self, path: str) -> Any:
-        """What it answers in JSON."""
+        """Return its JSON response."""
         with urllib.request.urlopen(self.url + path, timeout=10.0) as answer:
             return json.loads(answer.read())
 
@@ -87,7 +87,7 @@ class Program:
 
 
 class Alertmanager(Program):
-    """With the example's configuration: its routes and inhibitions as they are, its waits made short."""
+    """Runs with the example's configuration: its routes and inhibitions, with short waits."""
 
     def __init__(self, folder: Path, pagers: "Pagers", name: str) -> None:
         super().__init__(folder, "prometheus-alertmanager", "alertmanager")
@@ -100,7 +100,7 @@ class Alertmanager(Program):
         (folder / "config.yml").write_text(yaml.safe_dump(config))
 
     def arguments(self) -> Sequence[str]:
-        """By itself, without a cluster."""
+        """Return arguments for a single instance without a cluster."""
         return (
             f"--config.file={self.folder / 'config.yml'}",
             f"--storage.path={self.folder / 'data'}",
@@ -109,11 +109,11 @@ class Alertmanager(Program):
         )
 
     def alerts(self) -> list[dict[str, Any]]:
-        """All that are active, inhibited ones too."""
+        """Return all active alerts, including inhibited ones."""
         return self.get("/api/v2/alerts")
 
     def post(self, *alerts: Mapping[str, Any]) -> None:
-        """Take alerts as any client may send them."""
+        """Post alerts, as any client may."""
         request = urllib.request.Request(
             f"{self.url}/api/v2/alerts", json.dumps(alerts).encode(), {"Content-Type": "application/json"}
         )
@@ -130,11 +130,11 @@ class Prometheus(Program):
         """Prepare.
 
         Args:
-            folder: an own one.
+            folder: for its data and output.
             exporter: its ``host:port``.
             rules: text of the rule file.
-            alertmanagers: each is told of all alerts.
-            interval: between scrapes, and between evaluations where the rules do not say.
+            alertmanagers: each receives all alerts.
+            interval: between scrapes, and between evaluations unless the rules have one.
         """
         super().__init__(folder, "prometheus")
         (folder / "rules.yml").write_text(rules)
@@ -163,7 +163,7 @@ class Prometheus(Program):
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
 
     def arguments(self) -> Sequence[str]:
-        """With a store of its own."""
+        """Return arguments with its own store."""
         return (
             f"--config.file={self.folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={self.folder / 'data'}",
@@ -177,10 +177,10 @@ class Page:
     """One notification.
 
     Attributes:
-        t: when it came, by the monotonic clock.
+        t: its time, by the monotonic clock.
         to: ``NAME/RECEIVER``.
         group: the key of its group.
-        body: the whole of it.
+        body: the whole document.
     """
 
     t: float
@@ -190,24 +190,24 @@ class Page:
 
     @property
     def status(self) -> str:
-        """``firing`` or ``resolved``."""
+        """Return ``firing`` or ``resolved``."""
         return self.body["status"]
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
-        """The alerts in it."""
+        """Return its alerts."""
         return self.body["alerts"]
 
     @property
     def sources(self) -> set[str]:
-        """Where its firing alerts come from: ``sidecar``, or ``rules``."""
+        """Return the sources of its firing alerts: ``sidecar`` or ``rules``."""
         return {
             alert["labels"].get("source", "rules") for alert in self.alerts if alert["status"] == "firing"
         }
 
 
 class Pagers:
-    """Takes the notifications of all receivers of all Alertmanagers."""
+    """Collects the notifications of all receivers of all Alertmanagers."""
 
     def __init__(self) -> None:
         self.pages: list[Page] = []
@@ -235,29 +235,29 @@ class Pagers:
         self._server.server_close()
 
     def url(self, name: str) -> str:
-        """Where a receiver posts to."""
+        """Return the URL of a receiver."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/{name}"
 
     def to(self, name: str) -> list[Page]:
-        """What came for a receiver, in order."""
+        """Return the pages of a receiver, in order."""
         return [page for page in self.pages if page.to == name]
 
     def story(self, name: str) -> list[str]:
-        """What an incident tool shows of a receiver's only incident: each change of its status."""
+        """Return each change of status of a receiver's only incident, as an incident tool shows it."""
         groups = {page.group for page in self.to(name)}
         assert len(groups) <= 1, f"expected one incident, got {sorted(groups)}"
         return [status for status, _ in groupby(page.status for page in self.to(name))]
 
 
 class Storm:
-    """A recorded storm, served as if it were live, once; after its end the last body stays.
+    """Serves a recorded storm once as if it were live; after its end the last body stays.
 
     Attributes:
-        port: where; the same for its whole life.
+        port: never changes.
     """
 
     def __init__(self, name: str) -> None:
-        """Prepare; the storm begins with the first request."""
+        """Prepare; the storm starts with the first request."""
         good = [poll for poll in real_recordings.polls(name) if poll.body is not None]
         self._times = [poll.t for poll in good]
         self._bodies = [poll.body for poll in good]
@@ -281,18 +281,18 @@ class Storm:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # a client that went away
+        self._server.handle_error = lambda *_: None  # a client that disconnected
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
 
     def body(self) -> bytes:
-        """What it shows now."""
+        """Return the current body."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         passed = [body for t, body in zip(self._times, self._bodies, strict=True) if t <= now - self._began]
         return passed[-1]
 
     def close(self) -> None:
-        """Die: connections are refused."""
+        """Stop: connections are refused."""
         self._server.shutdown()
         self._server.server_close()
 

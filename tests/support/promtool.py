@@ -1,4 +1,4 @@
-"""The real promtool: unit tests of rules, built in Python."""
+"""Runs unit tests of rules, built in Python, with the real promtool."""
 
 import json
 import re
@@ -20,7 +20,7 @@ Alert = dict[str, dict[str, str]]  # labels and annotations
 
 
 def promtool(*arguments: str) -> tuple[int, str]:
-    """Run it; the exit status and all that it said."""
+    """Run promtool; returns the exit status and its output."""
     program = shutil.which("promtool")
     assert program, "promtool is missing; `.ci/programs` installs it"
     done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
@@ -28,20 +28,20 @@ def promtool(*arguments: str) -> tuple[int, str]:
 
 
 def alerts_of(rules: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """The alerts of a rule file by name and severity."""
+    """Return the alerts of a rule file by name and severity."""
     groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
     rows = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     return {(rule["alert"], rule["labels"]["severity"]): rule for rule in rows}
 
 
 def seconds(duration: str) -> int:
-    """Seconds of ``1m`` or ``30s``; 0 for nothing."""
+    """Return the seconds of ``1m`` or ``30s``; 0 for an empty text."""
     found = re.fullmatch(r"(\d+)([smh])", duration or "0s")
     return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def alone(folder: Path, rules: Path, alert: str) -> Path:
-    """A rule file with the rules of one alert, and the recording rules that they read: ten times as fast."""
+    """Write a rule file with one alert's rules and the recording rules that they read: ten times as fast."""
     groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
     read = " ".join(str(rule) for group in groups for rule in group["rules"] if rule.get("alert") == alert)
     for group in groups:
@@ -57,7 +57,7 @@ def alone(folder: Path, rules: Path, alert: str) -> Path:
 
 
 def check(folder: Path, cases: Iterable[Mapping[str, Any]], rules: Path) -> tuple[int, str]:
-    """Run unit tests, each with ``input_series`` and its questions, on a rule file."""
+    """Run unit tests, each with ``input_series`` and expectations, on a rule file."""
     tests = [{"interval": "15s", **case} for case in cases]
     document = {"rule_files": [str(rules)], "evaluation_interval": "15s", "tests": tests}
     path = folder / "test.yaml"
@@ -66,7 +66,7 @@ def check(folder: Path, cases: Iterable[Mapping[str, Any]], rules: Path) -> tupl
 
 
 def at(t: float, alert: str, expected: Iterable[Alert]) -> dict[str, Any]:
-    """The question whether these alerts, and no others of the name, fire at a time."""
+    """Expect these alerts, and no others of the name, to fire at a time."""
     alerts = [{"exp_labels": _own(one["labels"]), "exp_annotations": one["annotations"]} for one in expected]
     return {"eval_time": f"{int(t)}s", "alertname": alert, "exp_alerts": alerts}
 
@@ -76,7 +76,7 @@ def _own(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def told(said: str) -> list[Alert]:
-    """The alerts that promtool got where it wanted none, from what it says of the difference."""
+    """Parse promtool's report of unexpected alerts."""
     rows = re.findall(r"Labels:\{(.*)\}\n\s*Annotations:\{(.*)\}\n", said.partition("got:[")[2])
     return [{"labels": _pairs(labels), "annotations": _pairs(annotations)} for labels, annotations in rows]
 
@@ -87,9 +87,9 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def fired(folder: Path, series: list[dict[str, str]], rules: Path, lasts: float) -> dict[str, str]:
-    """Which alerts fired at any time of a story: name -> highest severity.
+    """Return the alerts that fired at any time of a story: name -> highest severity.
 
-    promtool only compares, so it is asked for what cannot be and says what it got.
+    promtool only compares: expect an impossible result, and parse the actual one from its report.
     """
     wrong = [{"labels": '{impossible="1"}', "value": 0}]
     question = {"expr": FIRED.format(int(lasts) + 60), "eval_time": f"{int(lasts)}s", "exp_samples": wrong}

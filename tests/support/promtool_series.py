@@ -1,4 +1,4 @@
-"""Recordings as input of promtool's unit tests: what Prometheus would have scraped every 15 s.
+"""Converts recordings to input of promtool's unit tests, as Prometheus would have scraped them every 15 s.
 
     sidecar = scraped_sidecar(story("0.26.0-exhaustion", 10, 90, seconds=600))
     native = scraped_vllm(story("0.26.0-exhaustion", 10, 90, seconds=600))
@@ -44,31 +44,31 @@ _NAMES = {f"vllm:{row.name}{end}" for row in NAMES for end in ("", "_total") if 
 
 @dataclass(frozen=True)
 class Story:
-    """What a server answered, poll by poll."""
+    """The responses of a server, poll by poll."""
 
     header: Header
     polls: tuple[Poll, ...]
 
     def at(self, t: float) -> Poll:
-        """The last poll at or before a time."""
+        """Return the last poll at or before a time."""
         return self.polls[bisect_right(self.polls, t + 1e-6, key=lambda poll: poll.t) - 1]
 
 
 def recording(name: str) -> Path:
-    """A real recording or a field case by its name."""
+    """Read a real recording or a field case."""
     folder = "cases" if re.fullmatch(r"[A-Z]\d[a-z]?", name) else "recordings"
     return TESTS / folder / f"{name}.jsonl.gz"
 
 
 @functools.cache
 def story(name: str, begin: float = 0.0, end: float = float("inf"), *, seconds: float = 0.0) -> Story:
-    """A recording, or a part of it, repeated where it is to last longer than it is.
+    """Return a recording, or a part of it, repeated to a length.
 
     Args:
         name: of the recording.
         begin: of the part, in seconds from the first poll.
         end: of the part.
-        seconds: how long the story is to be; 0 for as long as the part.
+        seconds: length of the story; 0 for that of the part.
     """
     header, *polls = read(recording(name))
     origin = polls[0].t
@@ -82,56 +82,56 @@ def story(name: str, begin: float = 0.0, end: float = float("inf"), *, seconds: 
 
 
 def still(body: bytes, seconds: int, *, every: int = 1) -> Story:
-    """A server that always answers the same."""
+    """Return a server whose responses are always the same."""
     times = range(0, seconds + 1, every)
     return Story(Header("", float(every), {}, {}), tuple(Poll(float(t), body, None) for t in times))
 
 
 def idle(version: str, kind: str = "idle") -> bytes:
-    """The one body of a server that had no requests yet."""
+    """Return the body of a server that had no requests yet."""
     return (TESTS / "recordings" / f"{version}-{kind}.txt").read_bytes()
 
 
 def exposition(version: str) -> bytes:
-    """The body that a release's own metric code printed."""
+    """Return the body that a release's own metric code printed."""
     return gzip.decompress((TESTS / "expositions" / f"{version}.txt.gz").read_bytes())
 
 
 @dataclass
 class Scrapes:
-    """Series by their text, with one value per scrape; None where a scrape did not bring it."""
+    """Series by their text, with one value per scrape; None for a scrape without it."""
 
     values: dict[str, list[str | None]] = field(default_factory=dict)
     count: int = 0
 
     def add(self, text: str, labels: Mapping[str, str], keep: Callable[[str], bool]) -> None:
-        """Take the text of a scrape, as if from a target with these labels."""
+        """Add the text of a scrape, as if from a target with these labels."""
         for line in text.splitlines():
             found = _SAMPLE.fullmatch(line)
             if found and keep(found[1]):
                 self.put(_series(found[1], found[2] or "", labels), found[3])
 
     def put(self, series: str, value: str) -> None:
-        """Take one value of the present scrape."""
+        """Add one value of the current scrape."""
         row = self.values.setdefault(series, [])
         row += [None] * (self.count - len(row))
         row.append(value)
 
     def end(self) -> None:
-        """The scrape is over."""
+        """End the current scrape."""
         self.count += 1
 
     def series(self) -> list[dict[str, str]]:
-        """As promtool's `input_series`; a series that a scrape lacks is marked stale, as Prometheus does."""
+        """Return promtool's `input_series`; a series without a value is marked stale, as in Prometheus."""
         return [{"series": series, "values": _values(row, self.count)} for series, row in self.values.items()]
 
     def __or__(self, other: "Scrapes") -> "Scrapes":
-        """The scrapes of two targets."""
+        """Join the scrapes of two targets."""
         return Scrapes({**self.values, **other.values}, max(self.count, other.count))
 
 
 def _values(row: list[str | None], count: int) -> str:
-    """Values in promtool's words, with the same ones in a row put together."""
+    """Print values in promtool's notation, with equal consecutive ones joined."""
     row = row + [None] * (count - len(row))
     words: list[str] = []
     before: str | None = None
@@ -148,7 +148,7 @@ def _series(name: str, labels: str, target: Mapping[str, str]) -> str:
 
 
 def readings(told: Story) -> Iterator[tuple[float, TargetReading]]:
-    """The story through the real pipeline."""
+    """Run the story through the real pipeline; returns its readings."""
     facts, _ = parse_facts(told.header.config, strict=False)
     pipeline = Pipeline(AnalysisConfig(), facts, told.header.interval)
     answers = from_header(told.header.probes)
@@ -157,19 +157,19 @@ def readings(told: Story) -> Iterator[tuple[float, TargetReading]]:
 
 
 def never(_scrape: int) -> bool:
-    """No scrape is missed."""
+    """Miss no scrape."""
     return False
 
 
 def scraped_sidecar(
     told: Story, target: Mapping[str, str] = TARGET, *, missed: Callable[[int], bool] = never
 ) -> Scrapes:
-    """What Prometheus has of a sidecar that watched the story.
+    """Return Prometheus' series of a sidecar that watched the story.
 
     Args:
         told: the story.
         target: labels that Prometheus adds.
-        missed: says of a scrape, by its number, whether it failed.
+        missed: whether a scrape failed, by its number.
     """
     now: list[TargetReading] = []
     counts = PollCounts()
@@ -196,7 +196,7 @@ def scraped_sidecar(
 def scraped_vllm(
     told: Story, target: Mapping[str, str] = VLLM_TARGET, *, missed: Callable[[int], bool] = never
 ) -> Scrapes:
-    """What Prometheus has of a vLLM that answered as in the story."""
+    """Return Prometheus' series of a vLLM that answered as in the story."""
     scrapes = Scrapes()
     for number in range(int(told.polls[-1].t) // SCRAPE + 1):
         body = told.at(number * SCRAPE).body

@@ -1,4 +1,4 @@
-"""A server that answers with whatever bytes a test chooses, and a client of it."""
+"""A server that answers with bytes that a test chooses, and a client of it."""
 
 import asyncio
 import socket
@@ -23,10 +23,10 @@ Reply = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class Server:
-    """A raw server: it notes each request's head and answers with whatever bytes the test chooses."""
+    """A raw server: it stores each request's head and answers with the bytes that the test chooses."""
 
     def __init__(self, *replies: bytes | Reply) -> None:
-        """Takes the answers in order of the requests; the last one serves for all that follow."""
+        """Store the responses in order of the requests; the last one serves all later requests."""
         self.replies = list(replies)
         self.heads: list[str] = []
         self.connections = 0
@@ -35,11 +35,11 @@ class Server:
         self._tasks: set[asyncio.Task] = set()
 
     async def serve(self, reader, writer):
-        """Serves one connection until either side is through with it."""
+        """Serve one connection until either side closes it."""
         self._tasks.add(asyncio.current_task())
         self.connections += 1
         self.open += 1
-        # Cancelled only at the test's end, and then there is nobody left to tell.
+        # Cancelled only at the end of the test, when nobody waits for it.
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while not writer.is_closing():
                 self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
@@ -54,7 +54,7 @@ class Server:
 
     @asynccontextmanager
     async def run(self, host="127.0.0.1", path=None, tls=None):
-        """Listens on a free port of ``host``, or on a unix socket, while the block runs."""
+        """Listen on a free port of ``host``, or on a unix socket, while the block runs."""
         if path is not None:
             server = await asyncio.start_unix_server(self.serve, path)
         else:
@@ -70,24 +70,24 @@ class Server:
             await server.wait_closed()
 
     def url(self, host="127.0.0.1", scheme="http"):
-        """Gives the address of the metrics."""
+        """Return the URL of the metrics."""
         return f"{scheme}://{host}:{self.port}/metrics"
 
 
 def answer(body=BODY, status="200 OK", **headers):
-    """Builds a well-formed answer; ``_`` in a header's name stands for ``-``."""
+    """Build a well-formed response; ``_`` in a header's name means ``-``."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def redirect(location, status="301 Moved Permanently"):
-    """Builds a redirect."""
+    """Build a redirect."""
     return answer(b"", status, Location=location)
 
 
 def then_close(data):
-    """Replies with some bytes and closes the connection in good order."""
+    """Reply with some bytes and close the connection properly."""
 
     async def reply(writer):
         writer.write(data)
@@ -98,7 +98,7 @@ def then_close(data):
 
 
 def then_reset(data):
-    """Replies with some bytes, lets them arrive, and resets the connection."""
+    """Reply with some bytes, let them arrive, and reset the connection."""
 
     async def reply(writer):
         writer.write(data)
@@ -112,7 +112,7 @@ def then_reset(data):
 
 
 def in_pieces(*pieces, pause=0.02):
-    """Replies with one piece after another, each in a packet of its own."""
+    """Reply with one piece after another, each in its own packet."""
 
     async def reply(writer):
         for piece in pieces:
@@ -124,7 +124,7 @@ def in_pieces(*pieces, pause=0.02):
 
 
 def endless(head, piece, pause=0.0):
-    """Replies without ever coming to an end."""
+    """Reply without end."""
 
     async def reply(writer):
         writer.write(head)
@@ -137,20 +137,20 @@ def endless(head, piece, pause=0.0):
 
 
 async def silence(writer):
-    """Never replies."""
+    """Never reply."""
     await asyncio.Event().wait()
 
 
 async def until(condition):
-    """Waits for a condition, for two seconds at most."""
+    """Wait for a condition, for two seconds at most."""
     async with asyncio.timeout(2):
-        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+        while not condition():  # noqa: ASYNC110  # the condition sets no event
             await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
 async def client_for(url, *, limit=8 * MIB, **options) -> AsyncIterator[MetricsClient]:
-    """Makes a client of some target and closes it after the block; ``timeout`` is the poll's."""
+    """Create a client of some target and close it after the block; ``timeout`` is the poll's."""
     poll = PollConfig(timeout=options.pop("timeout", 2.0), max_body_bytes=limit)
     client = MetricsClient(TargetConfig(url=url, **options), poll)
     try:
@@ -160,7 +160,7 @@ async def client_for(url, *, limit=8 * MIB, **options) -> AsyncIterator[MetricsC
 
 
 def fetch(server, *, times=1, host="127.0.0.1", scheme="http", tls=None, **options) -> Answer:
-    """Runs a server and a client, fetches some times, and gives the last answer."""
+    """Run a server and a client, fetch several times, and return the last response."""
 
     async def main():
         async with server.run(host.strip("[]"), tls=tls):
@@ -173,7 +173,7 @@ def fetch(server, *, times=1, host="127.0.0.1", scheme="http", tls=None, **optio
 
 
 def assert_error(got: Answer, error: str) -> None:
-    """Holds an answer to the one error and to the form of every error."""
+    """Assert that a response has the one error, in the form of every error."""
     assert got.error == error, got
     assert got.body is None
     assert got.detail
@@ -186,7 +186,7 @@ class Pki:
     """A certificate authority and the files a client of it needs."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the authority and a client's certificate."""
+        """Create the authority and a client's certificate."""
         self.ca = trustme.CA()
         self.ca_file = str(folder / "ca.pem")
         self.ca.cert_pem.write_to_path(self.ca_file)
@@ -196,7 +196,7 @@ class Pki:
         client.private_key_pem.write_to_path(self.key_file)
 
     def server_context(self, *names, client_required=False):
-        """Builds a server's side, with a certificate for these names."""
+        """Build a server's context, with a certificate for these names."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.ca.issue_cert(*names).configure_cert(context)
         if client_required:
@@ -206,7 +206,7 @@ class Pki:
 
 
 def https(context, tls, *, times=2, reply=None):
-    """Fetches twice over TLS from a server on 127.0.0.1."""
+    """Fetch twice over TLS from a server on 127.0.0.1."""
 
     async def main():
         server = Server(reply or answer())

@@ -1,4 +1,4 @@
-"""The recordings of real servers, as they are and through the pipeline."""
+"""Reads the recordings of real servers, and runs them through the pipeline."""
 
 import functools
 import gzip
@@ -29,12 +29,12 @@ def _load(name: str) -> tuple[Header, tuple[Poll, ...]]:
 
 
 def header(name: str) -> Header:
-    """The first line of a recording."""
+    """Return the first line of a recording."""
     return _load(name)[0]
 
 
 def polls(name: str) -> tuple[Poll, ...]:
-    """The polls of a recording, with their times in seconds from the first one."""
+    """Return the polls of a recording, with their times in seconds from the first one."""
     return _load(name)[1]
 
 
@@ -47,45 +47,45 @@ def write_recording(path: Path, *polls: Poll, header: Header | None = None) -> P
 
 
 def idle(version: str, kind: str = "idle") -> bytes:
-    """The one body of a server that had no requests yet."""
+    """Return the body of a server that had no requests yet."""
     return (RECORDINGS / f"{version}-{kind}.txt").read_bytes()
 
 
 def exposition(path: Path) -> bytes:
-    """The body that a release's own metric code printed."""
+    """Return the body that a release's own metric code printed."""
     return gzip.decompress(path.read_bytes())
 
 
 def pipeline(name: str) -> Pipeline:
-    """A fresh pipeline for a recording: what the operator told of its server is known."""
+    """Create a pipeline for a recording, with the settings that the operator passed."""
     return Pipeline(AnalysisConfig(), header(name).config, header(name).interval)
 
 
 def history(fed: Pipeline, number: str = "0") -> History:
-    """What a pipeline remembers of the engine of this name."""
+    """Return a pipeline's history of the engine of this name."""
     return next(one.history for key, one in fed._engines.items() if key.engine == number)
 
 
 @functools.cache
 def replayed(name: str) -> tuple[TargetReading, ...]:
-    """A recording through a fresh pipeline: one reading per poll."""
+    """Run a recording through a new pipeline: one reading per poll."""
     fresh = pipeline(name)
     return tuple(fresh.feed(poll.t, poll.body, poll.error) for poll in polls(name))
 
 
 def at(readings: tuple[TargetReading, ...], t: float) -> TargetReading:
-    """The state right after the last poll at or before `t`."""
+    """Return the reading of the last poll at or before `t`."""
     return max((one for one in readings if one.t <= t + 1e-6), key=lambda one: one.t)
 
 
 def only(reading: TargetReading) -> EngineReading:
-    """The one engine of a target."""
+    """Return the only engine of a target."""
     (engine,) = reading.engines.values()
     return engine
 
 
 def value(body: bytes, name: str, **labels: str) -> float | None:
-    """The sum of a series' samples in a body, read by a regular expression; None where there is none."""
+    """Return the sum of a series' samples in a body, read by a regular expression; None without any."""
     found = []
     for series, number in re.findall(rf"^vllm:{name}{{([^}}]*)}} (\S+)$", body.decode(), re.MULTILINE):
         if all(f'{label}="{wanted}"' in series for label, wanted in labels.items()):

@@ -1,6 +1,6 @@
-"""A second reader, slow and plain, built on prometheus-client's parsers: what the fast one is held against.
+"""A second reader, slow and plain, built on prometheus-client's parsers, to compare with the fast one.
 
-It shares the table of names with the fast reader and nothing else.
+It shares only the table of names with the fast reader.
 """
 
 import functools
@@ -27,7 +27,7 @@ Rank = tuple[int, int, int]
 
 
 def bodies(path: Path) -> Iterator[bytes]:
-    """Every body of a recording (``.jsonl.gz``), or the one body of a text file, gzipped or not."""
+    """Return every body of a recording (``.jsonl.gz``), or the body of a text file, gzipped or not."""
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
     if ".jsonl" not in path.suffixes:
         yield text.encode()
@@ -39,7 +39,7 @@ def bodies(path: Path) -> Iterator[bytes]:
 
 
 def exposition(version: str) -> bytes:
-    """The text that a release's own metric code printed."""
+    """Return the text that a release's own metric code printed."""
     return gzip.decompress((EXPOSITIONS / f"{version}.txt.gz").read_bytes())
 
 
@@ -58,13 +58,13 @@ def _samples_of_family(text: str) -> tuple[Sample, ...]:
 
 
 def classic_samples(body: bytes) -> list[Sample]:
-    """All samples of a classic text; families that came before in the same words are not parsed anew."""
+    """Return all samples of a classic text; families with a known text are not parsed again."""
     blocks = re.split(r"^(?=# HELP )", body.decode(), flags=re.MULTILINE)
     return [sample for block in blocks for sample in _samples_of_family(block)]
 
 
 def openmetrics_samples(body: bytes) -> list[Sample]:
-    """All samples of an OpenMetrics text."""
+    """Return all samples of an OpenMetrics text."""
     return [
         (sample.name, sample.labels, float(sample.value))
         for family in openmetrics.text_string_to_metric_families(body.decode())
@@ -74,7 +74,7 @@ def openmetrics_samples(body: bytes) -> list[Sample]:
 
 @dataclass
 class Engine:
-    """What the reference says of one engine."""
+    """The reference's readings of one engine."""
 
     values: dict[str, float] = field(default_factory=dict)
     untrusted: set[str] = field(default_factory=set)
@@ -85,7 +85,7 @@ class Engine:
 
 @functools.cache
 def rows_named(name: str) -> list[tuple[Rank, names.Name]]:
-    """The rows that a sample's name may belong to, by row, then by spelling, then by prefix."""
+    """Yield the rows that a sample's name may belong to, by row, then by spelling, then by prefix."""
     found = []
     for at, row in enumerate(names.NAMES):
         one_spelling = row.kind != "counter" or row.name.endswith(("_sum", "_count"))
@@ -97,7 +97,7 @@ def rows_named(name: str) -> list[tuple[Rank, names.Name]]:
 
 
 def row_of(name: str, labels: dict[str, str]) -> tuple[Rank, names.Name] | None:
-    """The row a sample belongs to, with its rank: the smaller one wins."""
+    """Return the row of a sample, with its rank: the smaller one wins."""
     for rank, row in rows_named(name):
         if labels.get(row.label, "") == row.value:
             return rank, row
@@ -148,7 +148,7 @@ def _engine(readings: dict[str, dict[Rank, list]], version: tuple[int, ...]) -> 
         winners = ranks[min(ranks)]
         row = winners[0][0]
         engine.version = max(engine.version, names.version_key(row.since))
-        # A series that stands there twice is one, and its last line counts.
+        # A repeated series counts once, with its last line.
         series = {_source(row, labels): value for _, labels, value in winners}
         if row.kind == "buckets":
             buckets: dict[float, float] = {}
@@ -183,5 +183,5 @@ def _source(row: names.Name, labels: dict[str, str]) -> tuple[float, frozenset]:
 
 
 def _largest(values: list[float]) -> float:
-    """The largest number; NaN only where there is nothing else."""
+    """Return the largest number; NaN only without any number."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)

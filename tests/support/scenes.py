@@ -1,4 +1,4 @@
-"""Engines that play a part, second by second, before the whole pipeline: scenarios in a few lines.
+"""Plays scenarios of a few lines, second by second, through the whole pipeline.
 
     stage = Stage(cache={"kv_cache_size_tokens": 100_000}, max_num_seqs=64)
     stage.play(120, running=20, kv=0.5, tokens=600, finished=1)
@@ -6,7 +6,7 @@
     assert verdicts(storm[10:]) == {"preemption_thrash"}
 
 A gauge is a number, a counter a rate per second, and either may be a function of the seconds since the
-scene began. Counters are whole numbers and go on from scene to scene, as in a real server.
+start of the scene. Counters are whole numbers and continue from scene to scene, as in a real server.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ from support.bodies import body, engine
 Part = float | Callable[[float], float] | None
 
 GAUGES = ("running", "waiting", "kv", "capacity", "deferred")
-# What a scene says of a counter -> the parameter of `bodies.engine`.
+# Parameter of a scene for a counter -> the parameter of `bodies.engine`.
 RATES = {
     "tokens": "generation_tokens",
     "prompts": "prompt_tokens",
@@ -35,7 +35,7 @@ IDLE = {"running": 0, "waiting": 0, "kv": 0, "tokens": 0, "finished": 0}
 
 
 class Player:
-    """One engine: what it counted so far."""
+    """One engine with its counters."""
 
     def __init__(self, name: str, model: str, cache: Mapping[str, object] | None, absent: Iterable[str]):
         self.name, self.model, self.cache, self.absent = name, model, cache, frozenset(absent)
@@ -43,7 +43,7 @@ class Player:
         self.sums = dict.fromkeys(MEANS, 0.0)
 
     def step(self, t: float, seconds: float, part: Mapping[str, Part]):
-        """Go on by some seconds, and print what an exposition would show then."""
+        """Advance by some seconds, and return the values of the exposition then."""
         unknown = part.keys() - {*GAUGES, *RATES, *MEANS, *LENGTHS}
         assert not unknown, f"wanted parts of a scene, got {sorted(unknown)}"
         now = {name: one(t) if callable(one) else one for name, one in part.items() if name not in LENGTHS}
@@ -53,7 +53,7 @@ class Player:
         for name in RATES:
             self.counted[name] += (rates.get(name) or 0.0) * seconds
         count = {name: float(int(value + 1e-6)) for name, value in self.counted.items()}
-        # A mean is one of what was counted in this very step.
+        # A mean covers the events of this step.
         self.sums["inter_token"] += (now.get("inter_token") or 0.03) * (count["tokens"] - before["tokens"])
         self.sums["queue"] += (now.get("queue") or 0.01) * (count["finished"] - before["finished"])
         shown = {name: now[name] for name in GAUGES if now.get(name) is not None}
@@ -68,11 +68,11 @@ class Player:
 
 
 class Stage:
-    """A server under watch.
+    """A watched server.
 
     Attributes:
         now: seconds since the first poll.
-        readings: what was known after each poll.
+        readings: one after each poll.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Stage:
     def play(
         self, seconds: float, parts: Mapping[str, Mapping[str, Part]] | None = None, **part: Part
     ) -> list[TargetReading]:
-        """A scene: each engine plays its part, all the same one where it is given by name.
+        """Play a scene: each engine has its part, or all have the part given by keywords.
 
-        An engine that has no part is not in the bodies.
+        An engine without a part is not in the bodies.
         """
         begin, scene = self.now, []
         given = parts if parts is not None else dict.fromkeys(self.players, part)
@@ -116,46 +116,46 @@ class Stage:
         return scene
 
     def fail(self, seconds: float, error: str = "connection_refused") -> list[TargetReading]:
-        """Some time without an answer."""
+        """Fail all polls for some time."""
         begin, scene = self.now, []
         while self.now < begin + seconds - 1e-9:
             scene.append(self.take(None, error))
         return scene
 
     def take(self, text: bytes | None, error: str | None = None) -> TargetReading:
-        """One poll, whatever it brings."""
+        """Feed one poll, successful or not."""
         reading = self.pipeline.feed(self.now, text, error)
         self.readings.append(reading)
         self.now += self.interval
         return reading
 
     def restart(self) -> None:
-        """A new process: its counters begin at zero."""
+        """Start a new process: its counters start at zero."""
         self.process += 100.0
         self.players = self._new()
 
 
-# What a scene shows.
+# Results of a scene.
 
 
 def engine_of(reading: TargetReading, name: str = "0") -> EngineReading:
-    """An engine by its name."""
+    """Return an engine by its name."""
     return next(one for key, one in reading.engines.items() if key.name == name)
 
 
 def model_of(reading: TargetReading) -> ModelReading:
-    """The one model."""
+    """Return the only model."""
     (model,) = reading.models.values()
     return model
 
 
 def verdicts(scene: Iterable[TargetReading], name: str = "0") -> set[str]:
-    """All verdicts of an engine in a scene."""
+    """Return all verdicts of an engine in a scene."""
     return {engine_of(reading, name).judgement.verdict for reading in scene}
 
 
 def sequence(scene: Iterable[TargetReading], name: str = "0") -> list[str]:
-    """The verdicts of an engine in a scene, each once in a row."""
+    """Return the verdicts of an engine in a scene, without consecutive repeats."""
     said: list[str] = []
     for reading in scene:
         verdict = engine_of(reading, name).judgement.verdict
@@ -165,22 +165,22 @@ def sequence(scene: Iterable[TargetReading], name: str = "0") -> list[str]:
 
 
 def found(scene: Iterable[TargetReading], name: str = "0") -> set[str]:
-    """All findings beside an engine's verdicts in a scene."""
+    """Return all findings of an engine in a scene."""
     return {finding for reading in scene for finding in engine_of(reading, name).findings}
 
 
 def fixes(reading: TargetReading, name: str = "0") -> list[str]:
-    """The fixes advised for an engine, in order of rank."""
+    """Return the fixes advised for an engine, in order of rank."""
     return [advice.fix for advice in engine_of(reading, name).advice.fixes]
 
 
 def advice(reading: TargetReading, fix: str, name: str = "0") -> FixAdvice:
-    """One fix that is advised for an engine."""
+    """Return one of the fixes advised for an engine."""
     return next(each for each in engine_of(reading, name).advice.fixes if each.fix == fix)
 
 
 def situation(stage: Stage, name: str = "0") -> Situation:
-    """An engine's situation after the last poll, as its verdict was judged by."""
+    """Return an engine's situation after the last poll, as used for its verdict."""
     played = next(one for key, one in stage.pipeline._engines.items() if key.name == name)
     reading = engine_of(stage.readings[-1], name)
     facts = reading.server_facts.facts
@@ -190,12 +190,12 @@ def situation(stage: Stage, name: str = "0") -> Situation:
 
 
 def withheld(reading: TargetReading, name: str = "0") -> set[str]:
-    """What is said not to help."""
+    """Return the rejected fixes."""
     return {each.fix for each in engine_of(reading, name).advice.rejected}
 
 
 def severities(scene: Iterable[TargetReading]) -> set[str]:
-    """All severities of engines, models and the target in a scene."""
+    """Return all severities of engines, models and the target in a scene."""
     return {
         one.severity.value
         for reading in scene
@@ -208,7 +208,7 @@ def severities(scene: Iterable[TargetReading]) -> set[str]:
 
 
 def first(scene: Iterable[TargetReading], verdict: str, name: str = "0") -> float | None:
-    """Seconds from the scene's first poll until an engine has a verdict; None where it never has."""
+    """Return the seconds from the scene's first poll until an engine has a verdict; None if never."""
     begin = None
     for reading in scene:
         begin = reading.t if begin is None else begin

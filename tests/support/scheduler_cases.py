@@ -13,7 +13,7 @@ from exporter.simulation.workload import Request
 
 @dataclass(frozen=True)
 class Case:
-    """An engine, its requests and the way they arrive."""
+    """An engine, its requests and their arrivals."""
 
     engine: Engine
     requests: tuple[Request, ...]
@@ -21,7 +21,7 @@ class Case:
     parameter: int
 
     def arrivals(self):
-        """Fresh arrivals: the same at each call."""
+        """Return new arrivals, the same at each call."""
         if self.kind == "burst":
             return Burst(self.requests)
         if self.kind == "closed":
@@ -33,7 +33,7 @@ class Case:
 
 @st.composite
 def engines(draw):
-    """Engines of a few dozen blocks, with every setting that decides something."""
+    """Draw engines of a few dozen blocks, with every setting that has an effect."""
     seats = draw(st.integers(1, 12))
     return Engine(
         num_gpu_blocks=draw(st.integers(2, 60)),
@@ -60,7 +60,7 @@ def engines(draw):
 
 @st.composite
 def cases(draw):
-    """A whole case; most requests fit, some can never, clients give up, prompts share texts."""
+    """Draw a case; most requests fit, some never can, clients give up, prompts share texts."""
     engine = draw(engines())
     tokens = engine.block_size * engine.usable_blocks
     longest = max(1, tokens * draw(st.sampled_from([10, 15, 30, 50])) // 100)

@@ -1,4 +1,4 @@
-"""Answers of a server to questions about its configuration, with keys that nothing may keep."""
+"""Responses of a server to requests for its configuration, with secrets that nothing may store."""
 
 HIDDEN = "sk-s3cr3t"
 VERSION = {"version": "0.32.0"}

@@ -1,6 +1,6 @@
-"""A server on loopback in the place of vLLM. A test decides how it answers: well, badly or never.
+"""A server on loopback instead of vLLM. A test decides how it answers: properly, badly or never.
 
-    with Server() as server:  # in a thread of its own, beside a program under test
+    with Server() as server:  # in its own thread, next to a program under test
         server.mode = status("503 No")
     async with Server(body).run() as server:  # in the test's own loop
 
@@ -38,19 +38,19 @@ Text = bytes | Callable[["Server"], bytes]
 
 @dataclass(frozen=True)
 class Request:
-    """One request: when it came, by the monotonic clock, and its head."""
+    """One request: its time by the monotonic clock, and its head."""
 
     at: float
     head: str
 
     @property
     def path(self) -> str:
-        """The path with its query."""
+        """Return the path with its query."""
         return self.head.split(" ", 2)[1]
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers by the names that the client wrote."""
+        """Return the headers by the names that the client wrote."""
         return dict(line.split(": ", 1) for line in self.head.split("\r\n")[1:] if line)
 
 
@@ -58,11 +58,11 @@ class Server:
     """The server.
 
     Attributes:
-        body: what it answers to ``/metrics`` as long as `mode` is `good`.
-        mode: how it answers; may be changed at any time.
-        tls: how connections are secured; takes effect when the server is opened.
-        requests: all that came. `polls`: those for the metrics.
-        connections: how many were ever opened. `open_connections`: those that are open.
+        body: the response to ``/metrics`` while `mode` is `good`.
+        mode: of answering; may be changed at any time.
+        tls: context of connections; takes effect when the server is opened.
+        requests: all of them. `polls`: those for the metrics.
+        connections: number ever opened. `open_connections`: those that are open now.
         port: 0 until it is opened for the first time, then always the same.
     """
 
@@ -80,10 +80,10 @@ class Server:
         Args:
             body: the first body.
             mode: the first mode; `good` without it.
-            replies: the answers in the order of the requests, whatever their path; the last one serves for
-                all that follow. Without any, ``/metrics`` is answered by `mode` and all else does not exist.
+            replies: the responses in order of the requests, for any path; the last one serves all later
+                requests. Without any, `mode` answers ``/metrics``, and other paths do not exist.
             tls: the context of the server's side.
-            port: a free port; another is found where none is given.
+            port: a free port; 0 finds one.
         """
         self.body = body
         self.mode: Mode = good if mode is None else mode
@@ -100,30 +100,30 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Host and port."""
+        """Return host and port."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where its metrics are."""
+        """Return the URL of its metrics."""
         return self.url_of("127.0.0.1")
 
     def url_of(self, host: str) -> str:
-        """Give the address of the metrics by another name of this machine."""
+        """Return the URL of the metrics by another name of this machine."""
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}/metrics"
 
     @property
     def polls(self) -> list[Request]:
-        """The requests for its metrics."""
+        """Return the requests for its metrics."""
         return [request for request in self.requests if request.path.startswith("/metrics")]
 
     @property
     def heads(self) -> list[str]:
-        """The heads of all requests."""
+        """Return the heads of all requests."""
         return [request.head for request in self.requests]
 
     def text(self) -> bytes:
-        """Give the body of the next good answer."""
+        """Return the body of the next good response."""
         return self.body
 
     # In the test's own loop.
@@ -160,7 +160,7 @@ class Server:
         self.connections += 1
         self.open_connections[writer] = reader
         try:
-            # Cancelled only when the server is closed, and nobody waits for the answer any more.
+            # Cancelled only when the server closes and nobody waits for the response.
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while not writer.is_closing():
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -182,7 +182,7 @@ class Server:
         else:
             await send(writer, mode)
 
-    # In a thread of its own.
+    # In its own thread.
 
     def open(self) -> None:
         """Listen, always on the same port."""
@@ -194,7 +194,7 @@ class Server:
             asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(PATIENCE)
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        """The loop of the server's own thread."""
+        """Return the loop of the server's own thread."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -214,11 +214,11 @@ class Server:
 
 
 class CountingServer(Server):
-    """A server each of whose good answers shows one preemption more, until `still` is set.
+    """A server that adds one preemption to each good response, until `still` is set.
 
     Attributes:
-        first: the count in the first good answer. `shown`: the count in the last.
-        still: whether the count stays.
+        first: the count in the first good response. `shown`: the count in the last.
+        still: whether to keep the count.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
@@ -230,11 +230,11 @@ class CountingServer(Server):
 
     @property
     def preempted(self) -> int:
-        """What a client that saw all good answers has counted."""
+        """Return the count of a client that saw all good responses."""
         return self.shown - (self.shown if self.first is None else self.first)
 
     def text(self) -> bytes:
-        """Give the next good body."""
+        """Return the next good body."""
         self.shown += not self.still
         self.first = self.shown if self.first is None else self.first
         engine = bodies.engine(
@@ -250,7 +250,7 @@ class CountingServer(Server):
 
 @asynccontextmanager
 async def servers(*given: Server) -> AsyncIterator[tuple[Server, ...]]:
-    """Several servers that listen, in the test's own loop."""
+    """Run several servers in the test's own loop."""
     try:
         for server in given:
             await server._listen()
@@ -264,7 +264,7 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
     """Wait for a condition and return its value."""
     async with asyncio.timeout(PATIENCE):
         try:
-            while not (value := condition()):  # noqa: ASYNC110 (whatever it is, there is no event for it)
+            while not (value := condition()):  # noqa: ASYNC110 (the condition sets no event)
                 await asyncio.sleep(0.01)
         except asyncio.CancelledError:
             raise AssertionError(f"waited {PATIENCE:g} s in vain: {what}") from None
@@ -272,7 +272,7 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 async def got(base: str, path: str = "/metrics", **more: Any) -> str:
-    """Give what an exporter answers."""
+    """Return an exporter's response."""
     async with aiohttp.ClientSession() as client, client.get(base + path, **more) as response:
         assert response.status == 200, (path, response.status, await response.text())
         return await response.text()
@@ -282,20 +282,20 @@ async def got(base: str, path: str = "/metrics", **more: Any) -> str:
 
 
 async def send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Write some bytes and wait until the client has taken most of them."""
+    """Write some bytes and wait until the client has read most of them."""
     writer.write(data)
     await writer.drain()
 
 
 def whole(body: bytes, *headers: str) -> bytes:
-    """Write a body as a whole good answer."""
+    """Write a body as a complete good response."""
     more = "".join(f"{line}\r\n" for line in headers).encode()
     return HEAD + more + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
 @functools.cache
 def recorded() -> bytes:
-    """Give a whole body of a real server in calm."""
+    """Return a body of a real calm server."""
     return real_recordings.polls(real_recordings.CALM)[-1].body
 
 
@@ -322,7 +322,7 @@ def status(line: str, *headers: str) -> Mode:
 
 
 def with_body(body: Text, *headers: str) -> Mode:
-    """Answer with a whole body and its right length."""
+    """Answer with a complete body and its correct length."""
     return sending(lambda server: whole(body(server) if callable(body) else body, *headers), keep=True)
 
 
@@ -330,7 +330,7 @@ HTML = with_body(b"<!DOCTYPE html><html><body>Welcome to nginx!</body></html>")
 
 
 def endless(start: bytes, piece: bytes, pause: float = 0.0) -> Mode:
-    """Never come to an end."""
+    """Answer without end."""
 
     async def mode(_server: Server, writer: asyncio.StreamWriter) -> None:
         await send(writer, start)
@@ -342,7 +342,7 @@ def endless(start: bytes, piece: bytes, pause: float = 0.0) -> Mode:
 
 
 def drip(data: Callable[[Server], bytes], at_once: int, pause: float = 0.1) -> Mode:
-    """Send the end of an answer one byte at a time."""
+    """Send the end of a response one byte at a time."""
 
     async def mode(server: Server, writer: asyncio.StreamWriter) -> None:
         text = data(server)
@@ -356,7 +356,7 @@ def drip(data: Callable[[Server], bytes], at_once: int, pause: float = 0.1) -> M
 
 
 async def silent(server: Server, writer: asyncio.StreamWriter) -> None:
-    """Take the request and never answer, until the client gives up."""
+    """Read the request and never answer, until the client gives up."""
     await server.open_connections[writer].read()
     writer.close()
 
@@ -377,5 +377,5 @@ async def reset_within(server: Server, writer: asyncio.StreamWriter) -> None:
 
 
 def bomb(size: int) -> bytes:
-    """Pack zeros a thousand times smaller."""
+    """Answer with zeros, compressed a thousand times."""
     return gzip.compress(bytes(size), 9)

@@ -1,4 +1,4 @@
-"""The real web server with the status page of readings that a test makes.
+"""The real web server with the status page of a test's readings.
 
 with Shown(max_num_seqs=64) as shown:
     shown.play(stage.play(60, running=14, waiting=6, kv=0.98, preemptions=1.5))
@@ -30,7 +30,7 @@ PATIENCE = 15.0
 
 
 def wearing(reading: TargetReading, verdict: str) -> TargetReading:
-    """Return the reading with another verdict of its engines, and all of that verdict's catalogue entry."""
+    """Return the reading with another verdict of its engines, and that verdict's whole catalogue entry."""
     entry = catalogue.load().verdicts[verdict]
     severity = Severity.CRITICAL if verdict == "preemption_thrash" else entry.severity
     evidence = (Evidence("preemptions_per_second", 1.5), Evidence("kv_usage_max_ratio", 0.98, 0.9))
@@ -77,7 +77,7 @@ class Shown:
         self.page = Page(self.view, lambda: self._shows)
         self._url, self._own = url, own or {}
         self._several: View | None = None
-        self._shows = 0.0  # each show is far later than the one before: the cache keeps no answer longer
+        self._shows = 0.0  # each show is far later than the one before: the cache keeps no response that long
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._server = WebServer(make_app(scrape_of(), dict, self.page), "127.0.0.1", 0)
@@ -90,7 +90,7 @@ class Shown:
         return View(now, WALL + now, (TargetView(self._url, self.reading, self.timeline),), self._own)
 
     def show(self, reading: TargetReading | None, *, late: float = 0.2) -> None:
-        """Show a reading as if it were the last one, without adding it to the charts."""
+        """Show a reading as the last one, without adding it to the charts."""
         self._between_answers(self._set, reading, late)
 
     def show_several(self, view: View) -> None:

@@ -1,4 +1,4 @@
-"""Web configurations, and the certificates that they name."""
+"""Builds web configurations and their certificates."""
 
 import ssl
 from pathlib import Path
@@ -7,7 +7,7 @@ import bcrypt
 import trustme
 
 PASSWORD = "hunter2-is-not-shown"
-# A salt of its own would change the names of tests from run to run.
+# A random salt would change the names of tests from run to run.
 HASH = bcrypt.hashpw(PASSWORD.encode(), b"$2b$04$abcdefghijklmnopqrstuu").decode()
 USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
 
@@ -22,13 +22,13 @@ class Pki:
         self.renew()
 
     def renew(self, name="127.0.0.1") -> None:
-        """A fresh certificate of the server, in the same files."""
+        """Create a new certificate of the server, in the same files."""
         made = self.ca.issue_cert(name)
         made.private_key_pem.write_to_path(str(self.folder / "cert.key"))
         made.cert_chain_pems[0].write_to_path(str(self.folder / "cert.pem"))
 
     def client(self, authority=None, version=None) -> ssl.SSLContext:
-        """A client that trusts the authority; it shows a certificate of `authority`."""
+        """Return a client that trusts the authority, with a certificate of `authority`."""
         context = ssl.create_default_context()
         self.ca.configure_trust(context)
         if authority is not None:
