@@ -6,8 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from exporter import cli
+
+# An example takes as long as the machine's other work lets it.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser):

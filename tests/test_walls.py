@@ -227,7 +227,7 @@ LAZY = {
     "cli.py": {"import_module"},  # the command that was chosen
     "commands/_progress.py": {"tqdm"},  # an extra
     "config/options.py": {"difflib"},  # for a misspelt key
-    "publish/page/environment.py": {"jinja2"},  # when somebody opens the page
+    "publish/page/renderer.py": {"jinja2"},  # when somebody opens the page
     "publish/web/app.py": {"exporter"},  # the web configuration
     "publish/web/passwords.py": {"bcrypt"},  # an extra
 }

@@ -17,15 +17,9 @@ if TYPE_CHECKING:
     from exporter.runtime.fleet import Fleet
 
 __all__ = [
-    "SYSTEM",
-    "Clocks",
-    "freeze_settled",
-    "ignore_signals",
-    "raise_file_limit",
-    "run",
-    "signals_at_start",
+    "SYSTEM", "Clocks", "freeze_settled", "ignore_signals", "raise_file_limit", "run", "signals_at_start",
     "stop_signal",
-]
+]  # fmt: skip
 
 T = TypeVar("T")
 # The connections of one target (for polls and for its configuration), and those of the exporter itself.

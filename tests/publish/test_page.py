@@ -25,7 +25,7 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.server_facts import ServerFacts
 from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page import renderer as published
-from exporter.publish.page.renderer import Page, assets, own_lines
+from exporter.publish.page.renderer import ASSETS, Page, assets, own_lines
 from exporter.publish.page.timeline import COLUMNS, Timeline
 from exporter.publish.page.view import ENGINES_IN_FULL, TargetView, View
 
@@ -669,11 +669,13 @@ def test_the_exporters_overhead_is_shown():
     }
 
 
-def test_the_assets_have_a_version_that_changes_with_them(monkeypatch):
+def test_the_assets_have_a_version_that_changes_with_them(monkeypatch, tmp_path):
     """Browsers may cache a version without a time limit."""
     before = assets()[1]
     assets.cache_clear()
-    monkeypatch.setattr(published, "_file", lambda name: name.encode())
+    for name in ASSETS:
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(published, "_FOLDER", tmp_path)
     try:
         assert assets()[1] != before
     finally:

@@ -114,7 +114,17 @@ class Command:
         return self.process.wait(PATIENCE)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
-        """Send a signal and wait; returns the exit status and the seconds until then."""
-        start = time.monotonic()
+        """Send a signal and wait; returns the status and the seconds, less its waits for a core."""
+        start, waited = time.monotonic(), self._waited_for_a_core()
         self.send(number)
-        return self.end(), time.monotonic() - start
+        gone = os.WEXITED | os.WNOWAIT | os.WNOHANG  # its figures can be read until somebody waits for it
+        until(lambda: os.waitid(os.P_PID, self.process.pid, gone), "its end")
+        seconds = time.monotonic() - start - (self._waited_for_a_core() - waited)
+        return self.end(), seconds
+
+    def _waited_for_a_core(self) -> float:
+        """Return the seconds in which its main thread could have run, but others did."""
+        try:
+            return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) / 1e9
+        except OSError:  # not every kernel counts them
+            return 0.0

@@ -10,7 +10,6 @@ from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
-from exporter.publish.page.overview import shown_value
 from exporter.publish.page.text import SEVERITY_WORDS, short, title
 from exporter.publish.page.timeline import Track
 from exporter.publish.page.view import TargetView, View
@@ -93,12 +92,9 @@ def _tiles(engine: EngineReading) -> Sequence[tuple[str, str | None, str]]:
         ("generation_tokens_per_second", context("usual", "generation_tokens_per_second_recent")),
     )
     return [
-        (_capital(WORDS[name].short), shown_value(name, known.get(name)), beside) for name, beside in tiles
+        (title(WORDS[name].short), short(name, known[name]) if name in known else None, beside)
+        for name, beside in tiles
     ]
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _fix(advice: FixAdvice) -> Mapping[str, Any]:

@@ -8,24 +8,28 @@ import gzip
 import hashlib
 import json
 import math
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from prometheus_client.metrics_core import Metric
 
 from exporter import __version__
-from exporter.analysis.words import WORDS
+from exporter.analysis import catalogue
+from exporter.analysis.words import WORDS, label, number
 from exporter.publish.metrics.self_metrics import PollCounts
-from exporter.publish.page.environment import page_template
-from exporter.publish.page.overview import target_table
-from exporter.publish.page.target import target_section
-from exporter.publish.page.text import clock_time
+from exporter.publish.page.target import target_section, target_table
+from exporter.publish.page.text import SEVERITY_WORDS, clock_time, counted, short, span, title
 from exporter.publish.page.timeline import COLUMNS, SECONDS
 from exporter.publish.page.view import TargetView, View, headline, shown_engines, shown_targets
 from exporter.publish.status import engine_names
+from exporter.publish.terminal import inert
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 __all__ = ["ASSETS", "Answer", "Page", "assets", "own_lines"]
 
@@ -35,14 +39,13 @@ _KEEP_SECONDS: Final = 1.0
 _KEEP_FACTOR: Final = 100.0  # a response is kept this many times as long as it took to render
 _MOST_KEPT: Final = 16
 _MIB: Final = 1 << 20
+_FOLDER: Final = Path(__file__).parent
 # Name -> content type of the page's other files.
 ASSETS: Final[Mapping[str, str]] = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "page.svg": "image/svg+xml",
 }
-
-
 # Names of the chosen engine and target; None is no choice.
 Chosen: TypeAlias = tuple[str | None, str | None]
 
@@ -64,12 +67,7 @@ class Page:
     """Renders the page and its history from the views that a function returns."""
 
     def __init__(self, view: Callable[[], View], clock: Callable[[], float]) -> None:
-        """Prepare.
-
-        Args:
-            view: returns what to show now; called once per rendering.
-            clock: monotonic seconds, to measure how long a rendering takes.
-        """
+        """Prepare; `view` is called once per rendering, `clock` (in seconds) measures how long it takes."""
         self._view = view
         self._clock = clock
         self._run = secrets.token_hex(4)
@@ -77,12 +75,7 @@ class Page:
         self._every = EVERY_SECONDS
 
     def html(self, engine: str | None = None, target: str | None = None) -> Answer:
-        """Render the page.
-
-        Args:
-            engine: the name of the one engine to show in full; without a match the worst ones are shown.
-            target: the name of the one target to show in full; without a match the worst ones are shown.
-        """
+        """Render the page with the engine and target of these names in full, else the worst ones."""
         page_template()  # compiled once, which is no part of the time that a rendering takes
         return self._cached("html", (engine, target), self._html)
 
@@ -130,6 +123,35 @@ class Page:
             own=view.own,
         )
         return Answer(text.encode("utf-8", "replace"), "text/html; charset=utf-8")
+
+
+@cache
+def page_template() -> "Template":
+    """Load the page's template, with all that it includes, when somebody first opens the page."""
+    import jinja2  # noqa: PLC0415 (1.5 MiB that an exporter whose page nobody opens does not need)
+
+    def source(name: str) -> str:
+        """Read a template without its indentation: it would be a quarter of the page."""
+        text = (_FOLDER / "templates" / name).read_text(encoding="utf-8")
+        return re.sub(r"^[ ]+", "", text, flags=re.MULTILINE)
+
+    def finalize(value: object) -> object:
+        """Leave markup of the templates alone; everything else is text that must be printable."""
+        return value if hasattr(value, "__html__") else inert(str(value))
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        finalize=finalize,
+        auto_reload=False,
+    )
+    functions: tuple[Any, ...] = (clock_time, counted, label, number, short, span, title)
+    filters = {function.__name__: function for function in functions}
+    environment.filters |= filters | {"word": SEVERITY_WORDS.__getitem__}
+    environment.globals["placeholder"] = catalogue.UNKNOWN_VALUE
+    return environment.get_template("page.html")
 
 
 @cache
@@ -181,23 +203,19 @@ def _start(view: View, target: TargetView) -> float:
 @cache
 def assets() -> tuple[Mapping[str, Answer], str]:
     """Return the page's other files by name, and a version that changes with each of them."""
-    files = {name: Answer(_file(name), content_type) for name, content_type in ASSETS.items()}
+    files = {name: Answer((_FOLDER / name).read_bytes(), form) for name, form in ASSETS.items()}
     return files, hashlib.sha256(b"\0".join(one.body for one in files.values())).hexdigest()[:12]
 
 
-def _file(name: str) -> bytes:
-    return Path(__file__).parent.joinpath(name).read_bytes()
-
-
 def own_lines(own: PollCounts, process: Iterable[Metric], wall: float) -> Mapping[str, str]:
-    """What the exporter costs, in words.
+    """Return the exporter's overhead in words.
 
     Args:
         own: its polls of all targets together.
-        process: what the operating system counts of it, as prometheus-client tells it; may be empty.
+        process: prometheus-client's metrics of this process; may be empty.
         wall: unix seconds now.
     """
-    counted = {sample.name: sample.value for family in process for sample in family.samples}
+    usage = {sample.name: sample.value for family in process for sample in family.samples}
     failed, answered = sum(own.errors.values()), sum(own.durations)
     lines = {"Polls": f"{own.polls}, {failed} failed, {own.skipped} skipped"}
     if own.errors:
@@ -207,10 +225,10 @@ def own_lines(own: PollCounts, process: Iterable[Metric], wall: float) -> Mappin
         lines["Last response"] = f"{own.body_bytes / 1024:.0f} KiB"
     if not math.isnan(own.interval):
         lines["Poll interval"] = f"{own.interval:g} s"
-    alive = wall - counted.get("process_start_time_seconds", wall)
-    if alive > 0 and "process_cpu_seconds_total" in counted:
-        lines["CPU"] = f"{100 * counted['process_cpu_seconds_total'] / alive:.1f} % of a core since the start"
-    if memory := counted.get("process_resident_memory_bytes"):
+    alive = wall - usage.get("process_start_time_seconds", wall)
+    if alive > 0 and "process_cpu_seconds_total" in usage:
+        lines["CPU"] = f"{100 * usage['process_cpu_seconds_total'] / alive:.1f} % of a core since the start"
+    if memory := usage.get("process_resident_memory_bytes"):
         lines["Memory"] = f"{memory / _MIB:.0f} MiB"
     if own.unreadable:
         lines["Unreadable lines"] = str(own.unreadable)

@@ -1,19 +1,51 @@
 """A target's state and its cards, ready for the templates."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.target_verdict import REACHABLE
+from exporter.analysis.words import WORDS
 from exporter.publish.page.engine import engine_card, impact
-from exporter.publish.page.overview import engine_table
 from exporter.publish.page.text import span
-from exporter.publish.page.view import ENGINES_IN_FULL, TargetView, View, rank_engines, shown_engines
+from exporter.publish.page.view import (
+    ENGINES_IN_FULL,
+    TargetView,
+    View,
+    rank_engines,
+    rank_targets,
+    shown_engines,
+    worst,
+)
 
-__all__ = ["target_section"]
+__all__ = ["target_section", "target_table"]
+
+TARGETS_LISTED: Final = 1000
+_COLUMNS: Final = (
+    "kv_usage_ratio",
+    "requests_running",
+    "requests_waiting",
+    "preemptions_per_second",
+    "generation_tokens_per_second",
+)
+
+
+def target_table(view: View, shown: Sequence[int]) -> Mapping[str, Any]:
+    """Make a row per target, the worst first; targets that are not shown in full link to their own page."""
+    order = rank_targets(view)
+    rows = [
+        {
+            "target": view.targets[index],
+            "link": f"#t{index}" if index in shown else f"?target={_quoted(view.targets[index].name)}",
+            "worst": worst(view.targets[index]),
+        }
+        for index in order[:TARGETS_LISTED]
+    ]
+    return {"rows": rows, "count": len(order), "unlisted": max(0, len(order) - TARGETS_LISTED)}
 
 
 def target_section(view: View, index: int, chosen: str | None) -> Mapping[str, Any]:
@@ -26,20 +58,15 @@ def target_section(view: View, index: int, chosen: str | None) -> Mapping[str, A
     """
     target = view.targets[index]
     reading = target.reading
-    section: dict[str, Any] = {
-        "index": index,
-        "target": target,
-        "reading": reading,
-        "cards": [],
-        "overview": None,
-    }
+    section: dict[str, Any] = {"index": index, "target": target, "reading": reading, "cards": []}
+    section["overview"] = None
     if reading is None:
         return section
     engines = rank_engines(target)
     shown = {name: engines[name] for name in shown_engines(target, chosen)}
     ids = {name: card_id(target, engine.key.model, engine.key.name) for name, engine in shown.items()}
     if len(engines) > 1:
-        section["overview"] = engine_table(target, ids)
+        section["overview"] = _engine_table(target, ids)
     cards = [*_target_cards(view, target, reading), *_model_cards(target, reading)]
     cards += (engine_card(view, index, name, engine) | {"id": ids[name]} for name, engine in shown.items())
     section["cards"] = sorted(cards, key=lambda card: -card["severity"].rank)
@@ -49,6 +76,26 @@ def target_section(view: View, index: int, chosen: str | None) -> Mapping[str, A
         "good_age": None if reading.good_at is None else view.now - reading.good_at,
         "old_since": view.wall - age if age > reading.max_age else None,
     }
+
+
+def _engine_table(target: TargetView, cards: Mapping[str, str]) -> Mapping[str, Any]:
+    """Make a row per engine, the worst first; those without a card (an id by name) link to their own page."""
+    of_target = f"target={_quoted(target.name)}&" if target.name else ""
+    rows = [
+        {
+            "name": name,
+            "link": f"#{cards[name]}" if name in cards else f"?{of_target}engine={_quoted(name)}",
+            "judgement": engine.judgement,
+            "values": [(signal, getattr(engine.signals, signal)) for signal in _COLUMNS],
+        }
+        for name, engine in rank_engines(target).items()
+    ]
+    return {"columns": [WORDS[name].short for name in _COLUMNS], "rows": rows}
+
+
+def _quoted(name: str) -> str:
+    """Quote a name for a query."""
+    return quote(name, safe="", errors="replace")
 
 
 def _target_cards(view: View, target: TargetView, reading: TargetReading) -> Iterator[dict[str, Any]]:

@@ -15,16 +15,9 @@ from exporter.publish.page.timeline import Timeline
 from exporter.publish.status import engine_names
 
 __all__ = [
-    "ENGINES_IN_FULL",
-    "TargetView",
-    "View",
-    "headline",
-    "rank_engines",
-    "rank_targets",
-    "shown_engines",
-    "shown_targets",
-    "worst",
-]
+    "ENGINES_IN_FULL", "TargetView", "View", "headline", "rank_engines", "rank_targets", "shown_engines",
+    "shown_targets", "worst",
+]  # fmt: skip
 
 # At most this many engines that are not healthy are shown in full; the others are a row of the overview.
 ENGINES_IN_FULL: Final = 8
