@@ -13,40 +13,29 @@ from typing import Final
 
 __all__ = ["FIELDS", "facts_of", "fields_of", "join", "read", "read_list"]
 
+# Fields of vLLM's configuration objects whose flags (and facts) have another name.
+_RENAMED: Final = {"cache_dtype": "kv_cache_dtype", "kv_role": "role", "policy": "scheduling_policy"}
 # vLLM's configuration objects: field -> name of the flag (of the fact). The same names serve
 # ``/server_info``, JSON options (``--speculative-config '{...}'``) and dotted ones.
 FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
-    "cache_config": {
-        "block_size": "block_size",
-        "cache_dtype": "kv_cache_dtype",
-        "enable_prefix_caching": "enable_prefix_caching",
-        "gpu_memory_utilization": "gpu_memory_utilization",
-        "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-        "kv_offloading_size": "kv_offloading_size",
-        "num_gpu_blocks_override": "num_gpu_blocks_override",
-    },
-    "scheduler_config": {
-        "async_scheduling": "async_scheduling",
-        "enable_chunked_prefill": "enable_chunked_prefill",
-        "long_prefill_token_threshold": "long_prefill_token_threshold",
-        "max_num_active_seqs": "max_num_active_seqs",
-        "max_num_batched_tokens": "max_num_batched_tokens",
-        "max_num_queued_reqs": "max_num_queued_reqs",
-        "max_num_seqs": "max_num_seqs",
-        "policy": "scheduling_policy",
-        "scheduler_reserve_full_isl": "scheduler_reserve_full_isl",
-        "watermark": "watermark",
-    },
-    "parallel_config": {
-        "data_parallel_size": "data_parallel_size",
-        "pipeline_parallel_size": "pipeline_parallel_size",
-        "tensor_parallel_size": "tensor_parallel_size",
-    },
-    "model_config": {"max_model_len": "max_model_len"},
-    "lora_config": {"max_loras": "max_loras"},
-    "speculative_config": {"num_speculative_tokens": "num_speculative_tokens"},
-    "kv_transfer_config": {"kv_role": "role"},
-}
+    config: {field: _RENAMED.get(field, field) for field in fields}
+    for config, fields in {
+        "cache_config": (
+            "block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization",
+            "kv_cache_memory_bytes", "kv_offloading_size", "num_gpu_blocks_override",
+        ),
+        "scheduler_config": (
+            "async_scheduling", "enable_chunked_prefill", "long_prefill_token_threshold",
+            "max_num_active_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "max_num_seqs", "policy",
+            "scheduler_reserve_full_isl", "watermark",
+        ),
+        "parallel_config": ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size"),
+        "model_config": ("max_model_len",),
+        "lora_config": ("max_loras",),
+        "speculative_config": ("num_speculative_tokens",),
+        "kv_transfer_config": ("kv_role",),
+    }.items()
+}  # fmt: skip
 
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 _KV_ROLES: Final = {role: kv_role for kv_role, role in _ROLES.items()}

@@ -4,7 +4,6 @@ Each describes the expected value in words, and reads a text or a value from YAM
 """
 
 import ipaddress
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -12,7 +11,19 @@ from urllib.parse import SplitResult, urlsplit
 from exporter.config import arguments
 from exporter.config.facts import FACTS, Fact, parse_facts
 from exporter.config.labels import is_label_name
-from exporter.config.options import MASK, TEXT, Kind, Refused, Secret, attempt, entries, scalar, shape
+from exporter.config.options import (
+    MASK,
+    TEXT,
+    Kind,
+    Refused,
+    Secret,
+    attempt,
+    entries,
+    matched,
+    pattern,
+    scalar,
+    shape,
+)
 
 __all__ = [
     "ADDRESS", "ARGUMENTS", "BASE_URL", "FAMILY", "GLOBS", "HEADERS", "HOST_NAME", "LABELS", "PATH", "PREFIX",
@@ -45,12 +56,6 @@ def _read_headers(given: Mapping[str, object]) -> tuple[dict[str, Secret], list[
         if value is not None:
             headers[name] = value
     return headers, problems
-
-
-def _header(text: str) -> Secret:
-    if not text or not (text.isprintable() and text.isascii()):
-        raise ValueError
-    return Secret(text)
 
 
 def _url(text: str) -> str:
@@ -110,14 +115,10 @@ def _read_urls(raw: object) -> tuple[str, ...]:
     given = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else raw
     if not isinstance(given, list):
         raise Refused(f": expected {URLS.wanted}, got {shape(raw)}")
-    problems: list[str] = []
-    read = [attempt(BASE_URL, one, f"[{index}]", problems) for index, one in enumerate(given)]
-    urls = [url for url in read if url is not None]
-    if not problems and len(set(urls)) < len(urls):
-        problems.append(": expected each url once")
-    if problems:
-        raise Refused(*problems)
-    return tuple(urls)
+    urls = _read_each(BASE_URL, given)
+    if len(set(urls)) < len(urls):
+        raise Refused(": expected each url once")
+    return urls
 
 
 def _read_labels(raw: object) -> Mapping[str, str]:
@@ -154,32 +155,22 @@ def _labels(given: Mapping[str, Any], allowed: Callable[[str], bool], which: str
 def _read_globs(raw: object) -> tuple[str, ...]:
     if not isinstance(raw, list) or not raw:
         raise Refused(f": expected {GLOBS.wanted}, got {shape(raw) if raw != [] else 'an empty list'}")
+    return _read_each(_GLOB, raw)
+
+
+def _glob(text: str) -> str:
+    name = TEXT.read(text)
+    if not name.endswith((".json", ".yml", ".yaml")):
+        raise Refused(": expected a name that ends in .json, .yml or .yaml")
+    return name
+
+
+def _read_each(kind: Kind[str], given: list[object]) -> tuple[str, ...]:
     problems: list[str] = []
-    read = [attempt(TEXT, one, f"[{index}]", problems) for index, one in enumerate(raw)]
-    for index, pattern in enumerate(read):
-        if pattern is not None and not pattern.endswith((".json", ".yml", ".yaml")):
-            problems.append(f"[{index}]: expected a name that ends in .json, .yml or .yaml")
+    read = [attempt(kind, one, f"[{index}]", problems) for index, one in enumerate(given)]
     if problems:
         raise Refused(*problems)
-    return tuple(pattern for pattern in read if pattern is not None)
-
-
-def _host_name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})", text):
-        raise ValueError
-    return text
-
-
-def _path(text: str) -> str:
-    if not re.fullmatch(r"/[!-~]*", text) or "#" in text:
-        raise ValueError
-    return text
-
-
-def _address_family(text: str) -> str:
-    if text.lower() not in {"a", "aaaa"}:
-        raise ValueError
-    return text.lower()
+    return tuple(one for one in read if one is not None)
 
 
 # The labels that the exporter itself puts on an alert.
@@ -187,9 +178,7 @@ _OWN_LABELS = ("alertname", "severity", "source", "model_name", "engine")
 
 
 def _prefix(text: str) -> str:
-    if not re.fullmatch(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*/?", text):
-        raise ValueError
-    return text.rstrip("/")
+    return matched(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*/?", text)[0].rstrip("/")
 
 
 def _address(text: str) -> str:
@@ -198,8 +187,8 @@ def _address(text: str) -> str:
         raise ValueError
     if host.startswith("[") and host.endswith("]"):
         ipaddress.IPv6Address(host[1:-1])
-    elif not re.fullmatch(r"[A-Za-z0-9.-]*", host):
-        raise ValueError
+    else:
+        matched(r"[A-Za-z0-9.-]*", host)
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):  # noqa: PLR2004
         raise ValueError
     return text
@@ -211,7 +200,13 @@ def split_address(text: str) -> tuple[str, str]:
     return host, port
 
 
-_HEADER = scalar("text", "a printable ASCII text that is not empty", _header, str, secret=True)
+_HEADER = scalar(
+    "text",
+    "a printable ASCII text that is not empty",
+    lambda text: Secret(matched("[ -~]+", text)[0]),
+    str,
+    secret=True,
+)
 HEADERS = entries(
     "headers",
     "a mapping of header names to texts",
@@ -232,10 +227,13 @@ BASE_URL = scalar("url", "a url", _base_url)
 URLS = Kind("urls", "a list of urls, or a text with commas between them", _read_urls, list)
 LABELS = Kind("labels", "a mapping of labels, or a text such as cluster=eu,pod=vllm-0", _read_labels, dict)
 PREFIX = scalar("path", "a path such as /alertmanager", _prefix)
-TENANT = scalar("tenant", "a printable ASCII text that is not empty", lambda text: _header(text).reveal())
+TENANT = pattern("tenant", "a printable ASCII text that is not empty", "[ -~]+")
 TARGET_LABELS = Kind("labels", "a mapping of labels to texts", _read_target_labels, dict, structured=True)
+_GLOB = scalar(TEXT.name, TEXT.wanted, _glob)
 GLOBS = Kind("files", "a list of file names, which may hold *", _read_globs, list)
-HOST_NAME = scalar("name", "a name that DNS knows, such as vllm.prod.svc.cluster.local", _host_name)
-PATH = scalar("path", "a path such as /metrics", _path)
-FAMILY = scalar("a|aaaa", "a (IPv4) or aaaa (IPv6)", _address_family)
+HOST_NAME = pattern(
+    "name", "a name that DNS knows, such as vllm.prod.svc.cluster.local", r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}"
+)
+PATH = pattern("path", "a path such as /metrics", r"/[!\"$-~]*")
+FAMILY = scalar("a|aaaa", "a (IPv4) or aaaa (IPv6)", lambda text: matched("a|aaaa", text.lower())[0])
 ADDRESS = scalar("address", "host:port such as [::]:21900, 127.0.0.1:21900 or :21900", _address)

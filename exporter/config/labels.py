@@ -8,9 +8,7 @@ __all__ = ["LABEL_NAME", "is_label_name"]
 LABEL_NAME: Final = "[a-zA-Z_][a-zA-Z0-9_]*"
 """The pattern of a label's name."""
 
-_NAME: Final = re.compile(LABEL_NAME)
-
 
 def is_label_name(text: str) -> bool:
     """Whether a text may be the name of a label."""
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(LABEL_NAME, text) is not None

@@ -132,36 +132,36 @@ def _within(value: N, low: float, high: float) -> N:
     return value
 
 
-def _matched(pattern: re.Pattern[str], text: str) -> re.Match[str]:
-    found = pattern.fullmatch(text)
+def matched(regex: str | re.Pattern[str], text: str) -> re.Match[str]:
+    """Match a text as a whole, or raise ValueError."""
+    found = re.fullmatch(regex, text)
     if found is None:
         raise ValueError
     return found
 
 
+def pattern(name: str, wanted: str, regex: str) -> Kind[str]:
+    """Make the kind of texts that a regular expression matches as a whole."""
+    return scalar(name, wanted, lambda text: matched(regex, text)[0])
+
+
 def whole(low: int, high: int) -> Kind[int]:
     """Make the kind of integers from `low` to `high`."""
-
-    def convert(text: str) -> int:
-        return _within(int(_matched(_WHOLE, text)[0]), low, high)
-
-    return scalar("integer", f"a whole number from {low} to {high}", convert)
+    wanted = f"a whole number from {low} to {high}"
+    return scalar("integer", wanted, lambda text: _within(int(matched(_WHOLE, text)[0]), low, high))
 
 
 def number(low: float, high: float) -> Kind[float]:
     """Make the kind of finite numbers from `low` to `high`."""
-
-    def convert(text: str) -> float:
-        return _within(float(_matched(_NUMBER, text)[0]), low, high)
-
-    return scalar("number", f"a number from {low:g} to {high:g}", convert)
+    wanted = f"a number from {low:g} to {high:g}"
+    return scalar("number", wanted, lambda text: _within(float(matched(_NUMBER, text)[0]), low, high))
 
 
 def duration(low: float, high: float) -> Kind[float]:
     """Make the kind of times in seconds: ``500ms``, ``1.5s``, ``2m``, ``1h``, or a bare number of seconds."""
 
     def convert(text: str) -> float:
-        found = _matched(_DURATION, text)
+        found = matched(_DURATION, text)
         return _within(float(found[1]) * _SECONDS[found[2]], low, high)
 
     wanted = f"a duration from {_show_duration(low)} to {_show_duration(high)} (such as 500ms, 10s, 2m, 1h)"
@@ -182,7 +182,7 @@ def size(low: int, high: int) -> Kind[int]:
     """Make the kind of sizes in bytes: an integer, or one with KiB, MiB, GiB or TiB."""
 
     def convert(text: str) -> int:
-        found = _matched(_SIZE, text)
+        found = matched(_SIZE, text)
         return _within(int(found[1]) * _BYTES[found[2]], low, high)
 
     wanted = f"a size from {_show_size(low)} to {_show_size(high)} (bytes, or such as 512KiB, 8MiB)"
@@ -198,20 +198,11 @@ def _show_size(count: int) -> object:
 
 def choice(*names: str) -> Kind[str]:
     """Make the kind of one word out of `names`."""
-
-    def convert(text: str) -> str:
-        if text not in names:
-            raise ValueError
-        return text
-
-    return scalar("|".join(names), f"one of {', '.join(names)}", convert)
+    return pattern("|".join(names), f"one of {', '.join(names)}", "|".join(map(re.escape, names)))
 
 
 def _boolean(text: str) -> bool:
-    try:
-        return {"true": True, "false": False}[text.lower()]
-    except KeyError:
-        raise ValueError from None
+    return matched("true|false", text.lower())[0] == "true"
 
 
 def _printable(text: str) -> str:
@@ -220,13 +211,15 @@ def _printable(text: str) -> str:
     return text
 
 
-def _token(text: str) -> Secret:
-    return Secret(_matched(re.compile(r"[!-~]+"), text)[0])
-
-
 BOOLEAN = scalar("true|false", "true or false", _boolean)
 TEXT = scalar("text", "a printable text that is not empty", _printable)
-SECRET = scalar("secret", "a text of visible ASCII characters without spaces", _token, str, secret=True)
+SECRET = scalar(
+    "secret",
+    "a text of visible ASCII characters without spaces",
+    lambda text: Secret(matched(r"[!-~]+", text)[0]),
+    str,
+    secret=True,
+)
 
 
 def entries(
@@ -417,9 +410,8 @@ def read_yaml(text: str, name: str, named: str = "") -> tuple[dict[str, object],
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        return {}, [
-            f"{name}: {where}bad yaml: {_without_quotes(error.problem or error.context or 'unreadable')}"
-        ]
+        problem = _without_quotes(error.problem or error.context or "unreadable")
+        return {}, [f"{name}: {where}bad yaml: {problem}"]
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, int(error.position)) + 1
         return {}, [f"{name}: line {line}: bad yaml: a character that yaml does not allow"]

@@ -1,6 +1,7 @@
 """The sections of the configuration: each option once, with its kind, default and help."""
 
-# ruff: noqa: E501, RUF009 - one row per option; option() and section() are dataclasses.field() with a typed default
+# ruff: noqa: D102, E501, RUF009 - conflicts() is described in Section; one row per option; option() and section()
+# are dataclasses.field() with a typed default
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -36,7 +37,6 @@ class TlsConfig(Section):
     insecure_skip_verify: bool = option(False, BOOLEAN, "accept any certificate; for tests only")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         if self.key_file and not self.cert_file:
             yield "key_file: a key without cert_file has no effect"
 
@@ -55,7 +55,6 @@ class TargetConfig(Section):
     labels: Mapping[str, str] = option({}, kinds.TARGET_LABELS, "labels of all its series, such as namespace and pod; adds `target` too")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         yield from _ways_to_ask(self)
         if self.tls != TlsConfig() and not self.url.startswith("https://"):
             yield "tls: has no effect on a url that does not begin with https://"
@@ -88,18 +87,10 @@ class AccessConfig(Section):
 
     def target(self, url: str) -> TargetConfig:
         """The configuration of one discovered target."""
-        tls = self.tls if url.startswith("https://") else TlsConfig()
-        return TargetConfig(
-            url=url,
-            facts=self.facts,
-            headers=self.headers,
-            bearer_token=self.bearer_token,
-            bearer_token_file=self.bearer_token_file,
-            tls=tls,
-        )
+        shared = {each.name: getattr(self, each.name) for each in fields(AccessConfig)}
+        return TargetConfig(url=url, **shared if url.startswith("https://") else {**shared, "tls": TlsConfig()})
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         return _ways_to_ask(self)
 
 
@@ -116,7 +107,6 @@ class DnsTargetsConfig(AccessConfig):
     labels: Mapping[str, str] = _same("labels")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         yield from _ways_to_ask(self)
         if not self.name:
             yield "name: expected a name to look up, got nothing"
@@ -132,7 +122,6 @@ class FileTargetsConfig(AccessConfig):
     refresh: float = option(5.0, duration(1, HOUR), "time between checks of the files for changes")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         yield from _ways_to_ask(self)
         if not self.files:
             yield "files: expected a list of file names, got nothing"
@@ -235,7 +224,6 @@ class AnalysisConfig(Section):
     imbalance_requests: int = option(8, whole(2, MANY), "no imbalance is reported with fewer requests than this")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         if self.long_window < self.window:
             yield "long_window: expected at least analysis.window, got less"
 
@@ -249,7 +237,6 @@ class BasicAuthConfig(Section):
     password_file: str | None = option(None, TEXT, "file with the password; read again when it changes")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         given = [name for name in ("password", "password_file") if getattr(self, name)]
         if len(given) > 1:
             yield "password: expected either password or password_file, got both"
@@ -280,7 +267,6 @@ class AlertmanagerConfig(Section):
     dashboard_base: str | None = option(None, kinds.BASE_URL, "address of Grafana; alerts then link to a dashboard")
 
     def conflicts(self) -> Iterable[str]:
-        """Report values that contradict each other."""
         headers = {name.lower() for name in self.headers}
         ways = [name for name in ("bearer_token", "bearer_token_file") if getattr(self, name)]
         ways += ["basic_auth"] if self.basic_auth.username else []
@@ -289,12 +275,8 @@ class AlertmanagerConfig(Section):
             yield f"{ways[0]}: expected one authorization, got {' and '.join(ways[1:])} too"
         if self.tenant and "x-scope-orgid" in headers:
             yield "tenant: expected one tenant, got an X-Scope-OrgID header too"
-        if self.urls and self.tls != TlsConfig() and not any(map(_is_https, self.urls)):
+        if self.urls and self.tls != TlsConfig() and not any(url.startswith("https://") for url in self.urls):
             yield "tls: has no effect without a url that begins with https://"
-
-
-def _is_https(url: str) -> bool:
-    return url.startswith("https://")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,37 +1,20 @@
 """Shows the configuration: as flags with their help, and as a file."""
 
 import argparse
-from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import yaml
 
 from exporter.config.options import BOOLEAN, Option, plain
-from exporter.config.sections import (
-    AlertmanagerConfig,
-    AnalysisConfig,
-    Config,
-    EngineConfig,
-    LogConfig,
-    PollConfig,
-    TargetConfig,
-    WebConfig,
-    WhatIfConfig,
-)
+from exporter.config.sections import Config, TargetConfig
 from exporter.config.table import BY_KEY, FILE, OPTIONS
 
 __all__ = ["add_flags", "default_text", "describe", "flags_given"]
 
 # The sections' descriptions in the help.
-_SECTIONS: Mapping[str, str | None] = {
-    "target": TargetConfig.__doc__,
-    "engine": EngineConfig.__doc__,
-    "web": WebConfig.__doc__,
-    "poll": PollConfig.__doc__,
-    "log": LogConfig.__doc__,
-    "analysis": AnalysisConfig.__doc__,
-    "whatif": WhatIfConfig.__doc__,
-    "alertmanager": AlertmanagerConfig.__doc__,
+_SECTIONS = {
+    each.name: each.metadata["section"].__doc__ for each in fields(Config) if "section" in each.metadata
 }
 
 
@@ -47,7 +30,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for row in (FILE, *OPTIONS):
         section_name = row.key.partition(".")[0]
         if section_name not in groups:
-            groups[section_name] = parser.add_argument_group(section_name, _SECTIONS.get(section_name))
+            about = {"target": TargetConfig.__doc__, **_SECTIONS}.get(section_name)
+            groups[section_name] = parser.add_argument_group(section_name, about)
         text = f"{row.help} (default: {default_text(row)}; environment: {row.env})"
         # A flag that load() rejects is still parsed: argparse would repeat an unknown flag with its secret.
         usage = text.replace("%", "%%") if row.has_flag else argparse.SUPPRESS
@@ -73,10 +57,6 @@ def default_text(row: Option) -> str:
 
 def describe(config: Config) -> str:
     """Return the configuration as an equivalent YAML file, with secrets masked."""
-    listed = {
-        "targets": [plain(target) for target in config.targets],
-        "targets_dns": [plain(one) for one in config.targets_dns],
-        "targets_file_sd": [plain(one) for one in config.targets_file_sd],
-    }
-    shown = {**{key: value for key, value in listed.items() if value}, **plain(config)}
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=1000)
+    names = ("targets", "targets_dns", "targets_file_sd")
+    listed = {name: [plain(one) for one in getattr(config, name)] for name in names if getattr(config, name)}
+    return yaml.safe_dump({**listed, **plain(config)}, sort_keys=False, allow_unicode=True, width=1000)
