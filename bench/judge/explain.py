@@ -79,6 +79,8 @@ def _figures(figures: Figures) -> str:
 
 
 def _verdicts(judged: Trial) -> Iterator[str]:
+    for number, begin, end in judged.pages:
+        yield f"critical without reason: engine {number} from {begin:.1f} to {end:.1f} s"
     before: tuple[str, str] | None = None
     for said in judged.said:
         now = (said.verdict, said.severity)

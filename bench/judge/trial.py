@@ -48,6 +48,7 @@ class Trial:
         flaps: Changes of the verdict in the trouble phase after the first one.
         warned: A verdict of at least a warning that lasted half a minute before the trouble, or nothing.
         others: Verdicts at the end of the engines that are not in trouble.
+        pages: Engine, begin and end of each critical time that is not justified.
         said: All that was said of the first engine.
         samples: Its state at each second.
     """
@@ -64,6 +65,7 @@ class Trial:
     flaps: int
     warned: str
     others: tuple[str, ...]
+    pages: tuple[tuple[int, float, float], ...]
     said: tuple[Said, ...]
     samples: tuple[Sample, ...]
 
@@ -169,18 +171,7 @@ def trial(seed: int, kind: str | None = None) -> Trial:
     verdict = first[-1].verdict
     lead = [s for s in first if s.t < scenario.calm]
     trouble = [s for s in first if s.t >= scenario.calm]
-    false_spans = [
-        end - begin
-        for begin, end in _critical_times(first)
-        if not _may_page(scenario, truth, samples, begin, end)
-    ]
-    for number, other in enumerate(said[1:], 1):
-        alone = replace(scenario, traffic=(scenario.traffic[number],), fault=None)
-        false_spans += [
-            end - begin
-            for begin, end in _critical_times(other)
-            if not page_is_justified(alone, every[number], begin, end)
-        ]
+    pages = _false_criticals(scenario, truth, said, every)
     others = tuple(lines[-1].verdict for lines in said[1:])
     return Trial(
         seed,
@@ -188,13 +179,14 @@ def trial(seed: int, kind: str | None = None) -> Trial:
         truth,
         verdict,
         verdict in truth.acceptable and all(_is_calm(each) for each in others),
-        any(span >= HOLD for span in false_spans),
-        any(span < HOLD for span in false_spans),
+        any(end - begin >= HOLD for _, begin, end in pages),
+        any(end - begin < HOLD for _, begin, end in pages),
         truth.page == "due" and trouble[-1].severity != "critical",
         _seconds(truth, trouble),
         _flaps(truth, trouble),
         _warned(lead),
         others,
+        tuple(pages),
         tuple(first),
         tuple(samples),
     )
@@ -202,6 +194,23 @@ def trial(seed: int, kind: str | None = None) -> Trial:
 
 def _is_calm(verdict: str) -> bool:
     return verdict in ("healthy", "kv_full_ok", "preemption_light")
+
+
+def _false_criticals(
+    scenario: Scenario, truth: Truth, said: Sequence[Sequence[Said]], samples: Sequence[Sequence[Sample]]
+) -> list[tuple[int, float, float]]:
+    """Return engine, begin and end of each critical time that is not justified."""
+    found = []
+    for number, lines in enumerate(said):
+        alone = replace(scenario, traffic=(scenario.traffic[number],), fault=None)
+        for begin, end in _critical_times(lines):
+            if number:
+                justified = page_is_justified(alone, samples[number], begin, end)
+            else:
+                justified = _may_page(scenario, truth, samples[0], begin, end)
+            if not justified:
+                found.append((number, begin, end))
+    return found
 
 
 def _may_page(scenario: Scenario, truth: Truth, samples: Sequence[Sample], begin: float, end: float) -> bool:

@@ -284,7 +284,7 @@ def _verdicts(
         return {"prefill_bound", "queue_not_kv"}
     if cause == "pool":
         found = {"kv_bound"}
-        if base.preempted >= _STORM:
+        if base.preempted >= _STORM / 2:
             found.add("preemption_thrash")
         if base.waiting < 2 or (_harm(base, ample) <= HARM and not _slower(base, ample)):
             found |= light
