@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import yaml
 
@@ -24,6 +24,7 @@ __all__ = [
     "Check",
     "Finding",
     "Fix",
+    "Scope",
     "Severity",
     "Timing",
     "Verdict",
@@ -33,6 +34,7 @@ __all__ = [
 
 TOPICS: Final = ("availability", "progress", "preemption", "queue", "capacity", "information")
 """The groups of alerts, in the order of triage."""
+Scope = Literal["engine", "model", "target"]
 UNKNOWN_VALUE: Final = "VALUE"
 
 
@@ -112,7 +114,7 @@ class Verdict(_Entry):
 class Finding(_Entry):
     """A fact beside the verdict."""
 
-    scope: str = "engine"
+    scope: Scope = "engine"
     instead_of: str | None = None  # the verdict of the same engines, whose alert this one replaces
 
 

@@ -8,8 +8,8 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.load_profile import LoadProfile
-from exporter.analysis.pipeline import EngineReading, TargetReading
-from exporter.analysis.target_verdict import REACHABLE
+from exporter.analysis.pipeline import EngineReading, ModelReading, TargetReading
+from exporter.analysis.target_verdict import REACHABLE, TargetJudgement
 from exporter.vllm.exposition import EngineKey
 
 __all__ = ["choose_engine", "engine_names", "poll_object", "status_object", "verdicts"]
@@ -19,12 +19,7 @@ _DIGITS = 6
 
 
 def poll_object(t: float, reading: TargetReading) -> dict[str, Any]:
-    """Return one poll as ``replay --format json`` prints it.
-
-    Args:
-        t: seconds from the first poll.
-        reading: after it.
-    """
+    """Return one poll as ``replay --format json`` prints it; `t` is in seconds from the first poll."""
     return {
         "t": round(t, 3),
         "target": _target(reading),
@@ -52,13 +47,12 @@ def status_object(
     loads, among = loads or {}, among or {}
     if reading is None:
         return {**among, "url": url, "up": None, "error": None, "engines": {}, "models": {}}
-    entry = catalogue.load().verdicts[reading.judgement.verdict]
     return {
         **among,
         "url": url,
         **_target(reading),
         "error": reading.error,
-        "summary": entry.summary,
+        "summary": catalogue.load().verdicts[reading.judgement.verdict].summary,
         "poll_age_seconds": round(now - reading.t, 3),
         "success_age_seconds": None if reading.good_at is None else round(now - reading.good_at, 3),
         "engines": {
@@ -108,20 +102,16 @@ def verdicts(reading: TargetReading) -> list[tuple[Severity, str]]:
 
 def _target(reading: TargetReading) -> dict[str, Any]:
     judgement = reading.judgement
-    return {
-        "up": reading.up,
-        "verdict": judgement.verdict,
-        "severity": reading.severity.value,
-        "findings": list(judgement.findings),
-        "fixes": list(judgement.fixes),
-    }
+    severity = {"severity": reading.severity.value}  # the worst, also of its engines and models
+    return {"up": reading.up, "verdict": judgement.verdict, **_judged(judgement), **severity}
 
 
 def _models(reading: TargetReading) -> dict[str, Any]:
-    return {
-        name: {"severity": model.severity.value, "findings": list(model.findings), "fixes": list(model.fixes)}
-        for name, model in reading.models.items()
-    }
+    return {name: _judged(model) for name, model in reading.models.items()}
+
+
+def _judged(of: TargetJudgement | ModelReading) -> dict[str, Any]:
+    return {"severity": of.severity.value, "findings": list(of.findings), "fixes": list(of.fixes)}
 
 
 def _engine(engine: EngineReading) -> dict[str, Any]:
@@ -153,10 +143,9 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
     table = catalogue.load()
     entry = table.verdicts[engine.judgement.verdict]
     shown = _engine(engine)
-    shown["fixes"] = [
-        fix | {"title": table.fixes[fix["fix"]].title, "action": table.fixes[fix["fix"]].action}
-        for fix in shown["fixes"]
-    ]
+    for document in shown["fixes"]:
+        fix = table.fixes[document["fix"]]
+        document |= {"title": fix.title, "action": fix.action}
     return {
         **shown,
         "summary": entry.summary,

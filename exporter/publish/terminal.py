@@ -11,29 +11,17 @@ from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
+from exporter.publish.alerts.table import NUMBERS
 from exporter.publish.status import engine_names, verdicts
 
 __all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
 
 Paint = Callable[[str, Severity], str]
 
-_COLOURS: Final = {
-    Severity.INFO: "36",
-    Severity.WARNING: "33",
-    Severity.CRITICAL: "1;31",
-    Severity.NONE: "32",
-}
+_COLOURS: Final = {"info": "36", "warning": "33", "critical": "1;31", "none": "32"}
 # The first fixes are explained, the others only listed.
 _IN_FULL: Final = 3
-_SHOWN_SIGNALS: Final = (
-    "kv_usage_ratio",
-    "kv_usage_max_ratio",
-    "requests_running",
-    "requests_waiting",
-    "preemptions_per_second",
-    "preemptions_per_finished_request",
-    "generation_tokens_per_second",
-)
+_SHOWN: Final = (WORDS["kv_usage_ratio"], *NUMBERS)
 
 
 def plain(text: str, _severity: Severity) -> str:
@@ -43,7 +31,7 @@ def plain(text: str, _severity: Severity) -> str:
 
 def coloured(text: str, severity: Severity) -> str:
     """Return the text in the severity's colour."""
-    return f"\x1b[{_COLOURS[severity]}m{text}\x1b[0m"
+    return f"\x1b[{_COLOURS[severity.value]}m{text}\x1b[0m"
 
 
 def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
@@ -80,43 +68,40 @@ def headline(reading: TargetReading) -> str:
 def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     table = catalogue.load()
     judgement = engine.judgement
-    entry = table.verdicts[judgement.verdict]
     title = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
     yield f"{inert(engine.key.model)} engine {inert(name)}: {title}"
-    yield f"  {entry.summary}"
+    yield f"  {table.verdicts[judgement.verdict].summary}"
     known = engine.signals.known()
-    yield "  " + ", ".join(WORDS[name].phrase(known[name]) for name in _SHOWN_SIGNALS if name in known)
+    yield "  " + ", ".join(signal.phrase(known[signal.name]) for signal in _SHOWN if signal.name in known)
     if judgement.evidence:
         yield "Why"
         for evidence in judgement.evidence:
             yield f"  {_evidence(evidence)}"
     for finding in engine.findings:
-        found = table.findings.get(finding) or table.verdicts[finding]
-        yield f"  also {_title(finding)}: {found.summary}"
+        yield f"  also {_title(finding)}: {table.entry(finding).summary}"
     if engine.advice.fixes:
         yield "What to change, best first"
         for rank, advice in enumerate(engine.advice.fixes, start=1):
-            yield _advice_line(rank, advice)
-            if rank <= _IN_FULL:
-                yield from _advice_details(advice)
+            yield from _advice(rank, advice)
     if engine.advice.rejected:
         yield "What will not help"
         for each in engine.advice.rejected:
             yield f"  {table.fixes[each.fix].title}: {each.reason}"
 
 
-def _advice_line(rank: int, advice: FixAdvice) -> str:
+def _advice(rank: int, advice: FixAdvice) -> Iterator[str]:
     fix = catalogue.load().fixes[advice.fix]
     flag = f"   {advice.flag}" if advice.flag else ""
     enough = {True: "  (suffices alone)", False: "  (does not suffice alone)", None: ""}[advice.suffices]
-    return f"  {rank}. {fix.title}{flag}{enough}"
-
-
-def _advice_details(advice: FixAdvice) -> Iterator[str]:
-    fix = catalogue.load().fixes[advice.fix]
+    yield f"  {rank}. {fix.title}{flag}{enough}"
+    if rank > _IN_FULL:
+        return
     yield f"     {fix.action}"
     if advice.gain is not None:
-        inputs = ", ".join(f"{label(name)} {_input(name, value)}" for name, value in advice.inputs.items())
+        inputs = ", ".join(
+            f"{label(name)} {value if isinstance(value, str) else number(name, value)}"
+            for name, value in advice.inputs.items()
+        )
         yield f"     gain {advice.gain:.2f}x{f' from {inputs}' if inputs else ''}"
     for text in (advice.note, advice.missing and f"No number: {advice.missing}."):
         if text:
@@ -135,14 +120,10 @@ def _todo(actions: tuple[str, ...]) -> Iterator[str]:
 def _evidence(evidence: Evidence) -> str:
     if evidence.note:
         return f"{label(evidence.signal)} {evidence.note}"
-    threshold = (
-        "" if evidence.threshold is None else f" (threshold {number(evidence.signal, evidence.threshold)})"
-    )
-    return f"{label(evidence.signal)}: {number(evidence.signal, evidence.value)}{threshold}"
-
-
-def _input(name: str, value: float | str) -> str:
-    return value if isinstance(value, str) else number(name, value)
+    known = f"{label(evidence.signal)}: {number(evidence.signal, evidence.value)}"
+    if evidence.threshold is None:
+        return known
+    return f"{known} (threshold {number(evidence.signal, evidence.threshold)})"
 
 
 def _title(name: str) -> str:

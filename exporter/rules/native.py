@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import Severity
+from exporter.analysis.catalogue import Scope, Severity
 from exporter.analysis.words import WORDS
-from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, Scope, runbook_url
+from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, runbook_url
 from exporter.rules import template
 from exporter.rules.form import Group, Rule, by_topic
 from exporter.rules.native_alerts import NativeAlert, native_alerts

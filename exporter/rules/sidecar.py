@@ -52,7 +52,7 @@ def groups(options: Options) -> tuple[Group, ...]:
     rules = [("availability", rule) for rule in _of_exporter(options, conditions, texts)]
     # Alerts of the same name and severity share a rule.
     same: dict[tuple[str, Severity], list[Alert]] = {}
-    for alert in alerts("engine" if options.page_by == "engine" else "model"):
+    for alert in alerts(options.page_by):
         same.setdefault((alert.name, alert.severity), []).append(alert)
     for alert, *others in same.values():
         expr = "\nor\n".join(conditions.of(one) for one in (alert, *others))

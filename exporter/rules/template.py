@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import Finding, Verdict
+from exporter.analysis.catalogue import Finding, Scope, Verdict
 from exporter.analysis.words import Signal
-from exporter.publish.alerts.table import FIXES_SHOWN, Scope, description, fix_line, subject
+from exporter.publish.alerts.table import FIXES_SHOWN, description, fix_line, subject
 from exporter.rules.promql import Series
 
 __all__ = ["asked", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]

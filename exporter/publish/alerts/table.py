@@ -6,36 +6,19 @@ catalogue; the rules have template expressions where the direct push has values.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.catalogue import Finding, Severity, Verdict
+from exporter.analysis.catalogue import Finding, Scope, Severity, Verdict
 from exporter.analysis.words import WORDS
 
 __all__ = [
-    "DASHBOARDS",
-    "FIXES_SHOWN",
-    "IDENTITY",
-    "NUMBERS",
-    "PAGE_SHARE",
-    "RUNBOOK_BASE",
-    "WORST_ENGINE",
-    "Alert",
-    "PageBy",
-    "alerts",
-    "dashboard_url",
-    "description",
-    "fix_line",
-    "runbook_url",
-    "subject",
-]
+    "DASHBOARDS", "FIXES_SHOWN", "IDENTITY", "NUMBERS", "PAGE_SHARE", "RUNBOOK_BASE", "WORST_ENGINE", "Alert",
+    "alerts", "dashboard_url", "description", "fix_line", "runbook_url", "subject",
+]  # fmt: skip
 
-PageBy = Literal["model", "engine"]
-Scope = Literal["engine", "model", "target"]
-
-RUNBOOK_BASE: Final = (
-    "https://github.com/vllm-preemption-exporter/vllm-preemption-exporter/blob/main/docs/runbooks"
-)
+_REPOSITORY: Final = "https://github.com/vllm-preemption-exporter/vllm-preemption-exporter"
+RUNBOOK_BASE: Final = f"{_REPOSITORY}/blob/main/docs/runbooks"
 # The labels that identify an alert, besides its name. Labels of the scrape (job, instance, container,
 # endpoint) are not among them.
 IDENTITY: Final[Mapping[Scope, tuple[str, ...]]] = {
@@ -75,23 +58,16 @@ class Alert:
     critical_only: bool = False
 
 
-NUMBERS: Final = tuple(
-    WORDS[name]
-    for name in (
-        "kv_usage_max_ratio",
-        "requests_running",
-        "requests_waiting",
-        "preemptions_per_second",
-        "preemptions_per_finished_request",
-        "generation_tokens_per_second",
-    )
-)
+NUMBERS: Final = tuple(WORDS[name] for name in (
+    "kv_usage_max_ratio", "requests_running", "requests_waiting", "preemptions_per_second",
+    "preemptions_per_finished_request", "generation_tokens_per_second",
+))  # fmt: skip
 """The numbers of a description; each is an exported metric too."""
 WORST_ENGINE: Final = "worst engine: "
 """What stands before the numbers of several engines, which are the highest among them."""
 
 
-def alerts(page_by: PageBy = "model") -> tuple[Alert, ...]:
+def alerts(page_by: str = "model") -> tuple[Alert, ...]:
     """Return all alerts: those of verdicts in order of precedence, then those of findings.
 
     Args:
@@ -100,28 +76,27 @@ def alerts(page_by: PageBy = "model") -> tuple[Alert, ...]:
     """
     table = catalogue.load()
     of_verdicts = (alert for verdict in table.verdicts.values() for alert in _of_verdict(verdict, page_by))
-    return (*of_verdicts, *(alert for finding in table.findings.values() for alert in _of_finding(finding)))
+    of_findings = (
+        Alert(finding.alert, finding, finding.scope, finding.severity)
+        for finding in table.findings.values()
+        if finding.alert is not None
+    )
+    return (*of_verdicts, *of_findings)
 
 
-def _of_verdict(verdict: Verdict, page_by: PageBy) -> Iterator[Alert]:
+def _of_verdict(verdict: Verdict, page_by: str) -> Iterator[Alert]:
     if verdict.alert is None:
         return
-    by_model = page_by == "model" and verdict.model_alert is not None
-    engine = min(verdict.severity, Severity.WARNING) if by_model else verdict.severity
-    if by_model and verdict.model_alert is not None:
-        yield Alert(verdict.model_alert, verdict, "model", Severity.CRITICAL, critical_only=True)
+    severity, model_alert = verdict.severity, verdict.model_alert if page_by == "model" else None
+    if model_alert is not None:
+        yield Alert(model_alert, verdict, "model", Severity.CRITICAL, critical_only=True)
+        severity = min(severity, Severity.WARNING)
     elif verdict.critical_when is not None:
         yield Alert(verdict.alert, verdict, "engine", Severity.CRITICAL, critical_only=True)
-    yield Alert(verdict.alert, verdict, "engine", engine)
+    yield Alert(verdict.alert, verdict, "engine", severity)
     if verdict.of_target:
         # Without any engine read so far there is no model to page by.
         yield Alert(verdict.alert, verdict, "target", verdict.severity)
-
-
-def _of_finding(finding: Finding) -> Iterator[Alert]:
-    if finding.alert is not None:
-        scopes: Mapping[str, Scope] = {"engine": "engine", "model": "model", "target": "target"}
-        yield Alert(finding.alert, finding, scopes[finding.scope], finding.severity)
 
 
 def runbook_url(alert: str, base: str | None) -> str:
@@ -136,13 +111,9 @@ def dashboard_url(scope: str, base: str, variables: Mapping[str, str]) -> str:
 
 
 def subject(scope: Scope, *, model: str = "", engine: str = "", where: str = "") -> str:
-    """Return the subject of an alert: ``demo-7b engine 0 (eu/prod/vllm-0)``. Arguments may be templates.
+    """Return the subject of an alert: ``demo-7b engine 0 (eu/prod/vllm-0)``. Names may be templates.
 
-    Args:
-        scope: of the alert.
-        model: the model's name.
-        engine: the engine's name.
-        where: cluster, namespace and pod, as far as they are known, as one text.
+    `where` has cluster, namespace and pod, as far as they are known, as one text.
     """
     names = {"engine": f"{model} engine {engine}", "model": f"Model {model}", "target": "The vLLM server"}
     return names[scope] + where
@@ -162,9 +133,6 @@ def description(entry: Verdict | Finding, who: str, numbers: Sequence[str], fixe
         numbers: ``KV usage peak 97%`` and the like, in the order of `NUMBERS`.
         fixes: lines of `fix_line`, best first, or template code that yields such lines.
     """
-    shown = ", ".join(numbers)
-    lines = [f"{who}: {shown}." if shown else f"{who}.", entry.impact]
-    advised = list(fixes)
-    if advised:
-        lines += ["What to change, best first:", *advised]
-    return "\n".join(lines)
+    shown, advised = ", ".join(numbers), list(fixes)
+    head = ["What to change, best first:"] if advised else []
+    return "\n".join([f"{who}: {shown}." if shown else f"{who}.", entry.impact, *head, *advised])

@@ -1,10 +1,11 @@
 """Tracks which alerts are active and when to send them. Pure: times are parameters."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Final
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Final, TypeAlias
 from urllib.parse import quote_plus
 
 from exporter.analysis import catalogue
@@ -86,28 +87,18 @@ class _State:
 
     Attributes:
         since: by the readings' clock.
-        starts_at: in unix seconds; None until it is raised.
+        starts_at: in unix seconds; infinite until it is raised.
         sent_at: by the readings' clock.
     """
 
     candidate: _Candidate
     since: float
-    starts_at: float | None = None
-    sent_at: float = float("-inf")
+    starts_at: float = math.inf
+    sent_at: float = -math.inf
 
 
-@dataclass(slots=True)
-class _Table:
-    """The alerts, by scope and name of their verdict or finding."""
-
-    rows: dict[tuple[str, str], list[Alert]] = field(default_factory=dict)
-
-    def of(self, scope: str, name: str, severity: Severity | None = None) -> Iterator[Alert]:
-        """Yield the alert of a verdict or finding; a critical verdict may have another one."""
-        for alert in self.rows.get((scope, name), ()):
-            if not alert.critical_only or severity is Severity.CRITICAL:
-                yield alert
-                return
+# The alerts, by scope and name of their verdict or finding.
+_Table: TypeAlias = Mapping[tuple[str, str], Sequence[Alert]]
 
 
 class ActiveAlerts:
@@ -119,9 +110,9 @@ class ActiveAlerts:
         self._lifetime = LIFETIMES * config.resend_interval
         place = "/".join(filter(None, (config.external_labels.get(name) for name in _PLACE)))
         self._where = f" ({place})" if place else ""
-        self._table = _Table()
-        for alert in alerts("engine" if config.page_by == "engine" else "model"):
-            self._table.rows.setdefault((alert.scope, alert.entry.name), []).append(alert)
+        self._table: defaultdict[tuple[str, str], list[Alert]] = defaultdict(list)
+        for alert in alerts(config.page_by):
+            self._table[alert.scope, alert.entry.name].append(alert)
         self._states: dict[Key, _State] = {}
 
     def observe(self, reading: TargetReading, wall: float) -> list[Notice]:
@@ -137,39 +128,30 @@ class ActiveAlerts:
         for key, candidate in active.items():
             state = self._states.setdefault(key, _State(candidate, t))
             state.candidate = candidate
-            if state.starts_at is None and t - state.since >= self._config.hold:
+            if state.starts_at == math.inf and t - state.since >= self._config.hold:
                 state.starts_at = wall
-            if state.starts_at is not None and t - state.sent_at >= self._config.resend_interval:
+            if state.starts_at < math.inf and t - state.sent_at >= self._config.resend_interval:
                 state.sent_at = t
                 notices.append(self._notice(key, state, wall, resolved=False))
-        for key in self._states.keys() - active.keys():
-            state = self._states.pop(key)
-            if state.starts_at is not None:
-                notices.append(self._notice(key, state, wall, resolved=True))
-        return notices
+        ended = {key: self._states.pop(key) for key in self._states.keys() - active.keys()}
+        return notices + self._resolved(ended, wall)
 
     def end(self, wall: float) -> list[Notice]:
         """Return the notices to send when the target is removed: all raised alerts have ended."""
         states, self._states = self._states, {}
-        return [
-            self._notice(key, state, wall, resolved=True)
-            for key, state in states.items()
-            if state.starts_at is not None
-        ]
+        return self._resolved(states, wall)
+
+    def _resolved(self, states: Mapping[Key, _State], wall: float) -> list[Notice]:
+        raised = ((key, state) for key, state in states.items() if state.starts_at < math.inf)
+        return [self._notice(key, state, wall, resolved=True) for key, state in raised]
 
     def _key(self, candidate: _Candidate) -> Key:
-        own = {
-            "alertname": candidate.alert.name,
-            "severity": candidate.alert.severity.value,
-            "source": SOURCE,
-            **candidate.labels,
-        }
-        labels = {**self._config.external_labels, **own}
+        alert = candidate.alert
+        own = {"alertname": alert.name, "severity": alert.severity.value, "source": SOURCE}
+        labels = {**self._config.external_labels, **own, **candidate.labels}
         return tuple(sorted((name, value) for name, value in labels.items() if value))
 
     def _notice(self, key: Key, state: _State, wall: float, *, resolved: bool) -> Notice:
-        starts_at = wall if state.starts_at is None else min(state.starts_at, wall)
-        ends_at = wall if resolved else wall + self._lifetime
         alert, base = state.candidate.alert, self._config.dashboard_base
         annotations = {
             "summary": alert.entry.summary,
@@ -180,17 +162,21 @@ class ActiveAlerts:
             labels = dict(key)
             variables = {name: quote_plus(labels.get(name, "")) for name in IDENTITY[alert.scope]}
             annotations["dashboard_url"] = dashboard_url(alert.scope, base, variables)
-        return Notice(key, annotations, starts_at, ends_at, resolved, wall + self._lifetime)
+        expires_at = wall + self._lifetime
+        ends_at = wall if resolved else expires_at
+        return Notice(key, annotations, min(state.starts_at, wall), ends_at, resolved, expires_at)
 
     def _description(self, candidate: _Candidate) -> str:
-        labels = candidate.labels
-        who = subject(
-            candidate.alert.scope,
-            model=labels.get("model_name", ""),
-            engine=labels.get("engine", ""),
-            where=self._where,
-        )
+        model, engine = (candidate.labels.get(name, "") for name in ("model_name", "engine"))
+        who = subject(candidate.alert.scope, model=model, engine=engine, where=self._where)
         return description(candidate.alert.entry, who, tuple(_numbers(candidate)), _fixes(candidate))
+
+
+def _alert(table: _Table, scope: str, name: str, severity: Severity | None = None) -> Iterator[Alert]:
+    """Yield the alert of a verdict or finding, if it has one; a critical verdict may have another one."""
+    critical = severity is Severity.CRITICAL
+    rows = table.get((scope, name), ())
+    return islice((alert for alert in rows if critical or not alert.critical_only), 1)
 
 
 def _of_engines(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
@@ -199,11 +185,11 @@ def _of_engines(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
             continue  # a missing engine has an alert of the target
         labels = {"model_name": engine.key.model, "engine": engine.key.name}
         judgement = engine.judgement
-        for alert in table.of("engine", judgement.verdict, judgement.severity):
+        for alert in _alert(table, "engine", judgement.verdict, judgement.severity):
             yield _Candidate(alert, labels, (engine,))
         for name in engine.findings:
             if name in catalogue.load().findings:
-                yield from (_Candidate(alert, labels, (engine,)) for alert in table.of("engine", name))
+                yield from (_Candidate(alert, labels, (engine,)) for alert in _alert(table, "engine", name))
 
 
 def _of_models(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
@@ -216,28 +202,27 @@ def _of_models(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
             critical.setdefault((engine.key.model, engine.judgement.verdict), []).append(engine)
     for (model, verdict), within in critical.items():
         if len(within) >= PAGE_SHARE * total[model]:
-            for alert in table.of("model", verdict, Severity.CRITICAL):
+            for alert in _alert(table, "model", verdict, Severity.CRITICAL):
                 named = " ".join(engine.key.name for engine in within[:_NAMED])
                 share = f"{len(within)} of {total[model]} engines ({named})"
                 yield _Candidate(alert, {"model_name": model}, within, share)
     for model, of_model in reading.models.items():
         for name in of_model.findings:
-            for alert in table.of("model", name):
+            for alert in _alert(table, "model", name):
                 yield _Candidate(alert, {"model_name": model})
 
 
 def _of_target(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
     """Yield alerts without an engine; a verdict that an engine has too is an alert of that engine."""
-    judgement = reading.judgement
-    if all(engine.judgement.verdict != judgement.verdict for engine in reading.engines.values()):
-        for alert in table.of("target", judgement.verdict, judgement.severity):
+    judgement, engines = reading.judgement, reading.engines.values()
+    if all(engine.judgement.verdict != judgement.verdict for engine in engines):
+        for alert in _alert(table, "target", judgement.verdict, judgement.severity):
             yield _Candidate(alert, {})
     # The findings of a target are about engines that are gone. Its readings know them, also while polls fail.
-    missing = sum(engine.missing for engine in reading.engines.values())
+    missing = sum(engine.missing for engine in engines)
     for finding in catalogue.load().findings.values() if missing else ():
-        yield from (
-            _Candidate(alert, {}, counted=f"{missing} gone") for alert in table.of("target", finding.name)
-        )
+        for alert in _alert(table, "target", finding.name):
+            yield _Candidate(alert, {}, counted=f"{missing} gone")
 
 
 def _numbers(candidate: _Candidate) -> Iterator[str]:
@@ -261,11 +246,7 @@ def _fixes(candidate: _Candidate) -> Iterable[str]:
     for _, advice in sorted(ranked, key=lambda one: one[0]):
         flags.setdefault(advice.fix, advice.flag)
     if not any(engine.advice.fixes or engine.advice.rejected for engine in candidate.engines):
-        flags = {name: _bare(table[name].flag) for name in candidate.alert.entry.fixes}
+        # Flags without a value, which is not computed.
+        flags = {name: (table[name].flag or "").partition(" ")[0] for name in candidate.alert.entry.fixes}
     for rank, (name, flag) in enumerate(list(flags.items())[:FIXES_SHOWN], start=1):
         yield fix_line(rank, table[name].title, flag)
-
-
-def _bare(flag: str | None) -> str | None:
-    """Return a flag without its value, which is not computed."""
-    return flag and flag.split()[0]
