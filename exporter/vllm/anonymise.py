@@ -1,4 +1,4 @@
-"""Names of models, adapters and nodes, and paths, replaced in a body of metrics."""
+"""Replaces the names of models, adapters and nodes, and paths, in a body of metrics."""
 
 import hashlib
 import re
@@ -7,7 +7,9 @@ from typing import Final
 
 __all__ = ["anonymise"]
 
-# The labels whose whole value is a name, with the word before its hash. Lists are separated by commas.
+_Hashes = Mapping[bytes, bytes]  # by name
+
+# The labels whose whole value is a name, with the word before its hash. Commas separate lists.
 _NAME_LABELS: Final[Mapping[bytes, bytes]] = {
     b"model_name": b"model",
     b"model": b"model",  # the Triton back end's word for a model
@@ -16,15 +18,15 @@ _NAME_LABELS: Final[Mapping[bytes, bytes]] = {
     b"NodeAddress": b"node",  # Ray's
 }
 _LIST_LABELS: Final = frozenset({b"running_lora_adapters", b"waiting_lora_adapters"})
-# The labels with words and numbers of vLLM's own, and routes, which look like paths. They stay as they are,
-# even if a model is called "stop" or an adapter "0".
+# The labels with words and numbers of vLLM's own, and routes, which look like paths. They are kept, even if a
+# model is called "stop" or an adapter "0".
 _KEPT_LABELS: Final = frozenset(
     (
         b"engine le quantile pid position handler method status reason finished_reason source stage "
         b"sleep_state transfer_type outcome operation tier mode request_type"
     ).split(),
 )
-# A value like these identifies nobody: block_size="16" stays, even if an adapter has that name.
+# A value like these identifies nobody: block_size="16" is kept, even if an adapter has that name.
 _PLAIN_VALUE: Final = re.compile(rb"[-+.\d]*(?:[eE][-+]?\d+)?|True|False|None|auto")
 _SHORTEST_NAME_INSIDE: Final = 3
 
@@ -37,12 +39,11 @@ _PATH: Final = re.compile(rb"(?<![\w./+~-])(?:[A-Za-z][\w.+-]*+:/|~|\.\.?)?/[^\s
 
 
 def anonymise(body: bytes, *, salt: bytes = b"") -> bytes:
-    """Replace the names in a body of metrics with short hashes (`model-3f2a9c`); leave all other bytes alone.
+    """Replace the names in a body of metrics with short hashes (`model-3f2a9c`); keep all other bytes.
 
-    Names are the values of the labels that hold model names, LoRA adapters and node addresses; the same names
-    inside other labels' values; and file paths and URLs in any label. The same name always becomes the same
-    hash, so series stay distinct. Both text formats are understood, escapes and a cut-off last line included.
-    No bytes raise an error.
+    Names are the values of labels with model names, LoRA adapters and node addresses; the same names inside
+    other labels' values; and file paths and URLs in any label. The same name always becomes the same hash, so
+    series stay distinct. It reads both text formats, with escapes and a cut-off last line, and never fails.
 
     Args:
         body: the server's answer.
@@ -68,21 +69,14 @@ def _hashed(word: bytes, name: bytes, salt: bytes) -> bytes:
     return word + b"-" + hashlib.sha256(salt + name).hexdigest()[:6].encode()
 
 
-def _any_of(names: Mapping[bytes, bytes]) -> re.Pattern[bytes] | None:
+def _any_of(names: _Hashes) -> re.Pattern[bytes]:
     """Match the names that are too long to appear by chance; the longest first, and no part of a word."""
-    found = sorted((name for name in names if len(name) >= _SHORTEST_NAME_INSIDE), key=len, reverse=True)
-    if not found:
-        return None
-    return re.compile(rb"(?<![A-Za-z0-9])(?:" + b"|".join(map(re.escape, found)) + rb")(?![A-Za-z0-9])")
+    long = sorted((name for name in names if len(name) >= _SHORTEST_NAME_INSIDE), key=len, reverse=True)
+    words = b"|".join(map(re.escape, long)) or b"(?!)"  # which matches nothing
+    return re.compile(rb"(?<![A-Za-z0-9])(?:" + words + rb")(?![A-Za-z0-9])")
 
 
-def _replaced(
-    label: bytes,
-    value: bytes,
-    names: Mapping[bytes, bytes],
-    inside: re.Pattern[bytes] | None,
-    salt: bytes,
-) -> bytes:
+def _replaced(label: bytes, value: bytes, names: _Hashes, inside: re.Pattern[bytes], salt: bytes) -> bytes:
     """Return the replacement of one label's value."""
     if label in _LIST_LABELS:
         return b",".join(
@@ -99,4 +93,4 @@ def _replaced(
         whole = value if b"," not in value else start[0]
         value = value.replace(whole, _hashed(b"path", whole, salt), 1)
     value = _PATH.sub(lambda match: _hashed(b"path", match[0], salt), value)
-    return inside.sub(lambda match: names[match[0]], value) if inside else value
+    return inside.sub(lambda match: names[match[0]], value)

@@ -144,9 +144,8 @@ class MetricsClient:
             url, headers = _resolve(url, path), {**headers, "Accept": "application/json"}
         server_name = self._target.tls.server_name
         for _ in range(_MAX_REDIRECTS + 1):
-            async with session.get(
-                url, headers=headers, allow_redirects=False, server_hostname=server_name
-            ) as response:
+            request = session.get(url, headers=headers, allow_redirects=False, server_hostname=server_name)
+            async with request as response:
                 status = response.status
                 if status == HTTPStatus.OK:
                     return await self._read(response), response.headers.get("Content-Type", "")
@@ -173,7 +172,8 @@ class MetricsClient:
         except asyncio.CancelledError as exc:
             # After a malformed chunk aiohttp closes the connection without an error for the body's reader,
             # which then times out: name the true cause.
-            if _lost(response):
+            protocol = response.connection and response.connection.protocol
+            if protocol is not None and not protocol.is_connected():
                 raise exc from aiohttp.ClientPayloadError("malformed chunk")
             raise
         body = b"".join(pieces)
@@ -267,13 +267,6 @@ def _resolve(base: URL, reference: str) -> URL:
         # Not named: the address may repeat what the server was sent.
         raise RefusedError("redirect", "redirected to another origin")
     return url
-
-
-def _lost(response: aiohttp.ClientResponse) -> bool:
-    """Return whether the connection was lost before the end of the body."""
-    connection = response.connection
-    protocol = connection.protocol if connection is not None else None
-    return protocol is not None and not protocol.is_connected()
 
 
 def _too_large(limit: int) -> RefusedError:

@@ -1,8 +1,8 @@
-"""What the samples of a page mean, by position: worked out once, and kept while the page has the same series.
+"""Decides once how the samples of a page are used, by position, for as long as the page has the same series.
 
-A server prints the same series in the same order from poll to poll; only the numbers change. So what
-depends on the series alone (whose it is, which name of a reading wins, what is added to what) is
-decided here, and a poll is left with picking numbers.
+A server prints the same series in the same order from poll to poll; only the numbers change. All that depends
+on the series alone (the engine, the name of a reading that wins, the series that are added) is decided here,
+so that a poll only picks numbers.
 """
 
 import math
@@ -15,30 +15,30 @@ from exporter.vllm.series import CacheConfig, EngineKey, LoraState, Series
 
 __all__ = ["EngineLayout", "Layout", "largest", "lay_out"]
 
-# A body may name at most this many engines; a server has some dozens, a hostile one any number.
+# The most engines of one body; a server has some dozens, a hostile one any number.
 MAX_ENGINES: Final = 256
 
 Fold = Callable[[Iterable[float]], float]
 
 
 def largest(values: Iterable[float]) -> float:
-    """The largest number; NaN only where there is nothing else."""
+    """Return the largest number; NaN only if there is no other."""
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """Where on a page the values of one engine stand.
+    """The positions of one engine's values on a page.
 
     Attributes:
         key: the engine.
-        single: (reading, position) of what one series holds.
-        folded: (reading, how several become one, positions) of what several series hold together.
-        gauges: (reading, {source: position}) of what several processes report, each for itself.
+        single: (reading, position) of readings with one series.
+        folded: (reading, function that makes several values one, positions) of those with several series.
+        gauges: (reading, {source: position}) of gauges that several processes report.
         buckets: (reading, pairs of upper bound and position) of histograms.
-        limits: reading -> the largest value that makes sense, where that is not any number.
+        limits: reading -> the largest value that makes sense, if there is one.
         duplicates: the readings of `gauges`.
-        cache: the configuration of the KV cache, if the page tells it.
+        cache: the configuration of the KV cache, if the page has it.
         version: the oldest release of vLLM that prints all these names.
     """
 
@@ -55,13 +55,13 @@ class EngineLayout:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where on a page everything stands.
+    """The positions of everything on a page.
 
     Attributes:
         engines: all engines of the page.
-        start_time: position of the time at which the server process began.
+        start_time: position of the start time of the server process.
         lora: (position of the time of the change, adapters since then); old states stay on the page.
-        dropped: samples left out because the page names too many engines.
+        dropped: number of samples left out because the page has too many engines.
     """
 
     engines: Sequence[EngineLayout] = ()
@@ -75,11 +75,7 @@ _Samples = dict[str, list[tuple[int, Series]]]
 
 
 def lay_out(page: Sequence[Series]) -> Layout:
-    """Decide what each sample of a page is for.
-
-    Args:
-        page: the meaning of each sample, in the order in which they stand.
-    """
+    """Decide how each sample of a page is used; `page` is their meanings in order."""
     engines: dict[EngineKey, _Samples] = {}
     caches: dict[tuple[str, str], Series] = {}
     start_time = None
@@ -87,10 +83,15 @@ def lay_out(page: Sequence[Series]) -> Layout:
     dropped = 0
     for position, series in enumerate(page):
         if series.reading:
-            if series.key in engines or len(engines) < MAX_ENGINES:
-                _add(engines.setdefault(series.key, {}), position, series)
-            else:
+            if series.key not in engines and len(engines) == MAX_ENGINES:
                 dropped += 1
+                continue
+            samples = engines.setdefault(series.key, {})
+            rivals = samples.setdefault(series.reading, [])
+            if rivals and series.rank < rivals[0][1].rank:  # a newer name of the reading
+                rivals.clear()
+            if not rivals or series.rank == rivals[0][1].rank:
+                rivals.append((position, series))
         elif series.kind == "start_time":
             start_time = position
         elif series.kind == "cache":
@@ -110,22 +111,13 @@ def lay_out(page: Sequence[Series]) -> Layout:
     )
 
 
-def _add(samples: _Samples, position: int, series: Series) -> None:
-    """Keep a sample unless a newer name of its reading is there; older names are forgotten."""
-    rivals = samples.get(series.reading)
-    if rivals is None or series.rank < rivals[0][1].rank:
-        samples[series.reading] = [(position, series)]
-    elif series.rank == rivals[0][1].rank:
-        rivals.append((position, series))
-
-
 def _engine(key: EngineKey, samples: _Samples, cache: Series | None) -> EngineLayout:
     single = []
     folded: list[tuple[str, Fold, list[int]]] = []
     gauges = []
     buckets = []
     for reading, found in samples.items():
-        # A series that stands there twice is one, and the last line of it counts; other ones are added.
+        # If a page has the same series twice, the last line counts; different series are added.
         places = {(series.bound, series.source): position for position, series in found}
         positions = list(places.values())
         match found[0][1].kind:

@@ -1,10 +1,8 @@
-"""The one table of vLLM's metric names: every name a reading ever had, newest first.
+"""The only table of vLLM's metric names: every name a reading ever had, newest first.
 
-A *reading* is our word for a quantity; vLLM renames its metrics about twice a year, so a reading has
-one row per name. Where a body holds several names of one reading, the row that stands first wins;
-they are never added or averaged. A reading none of whose names is there is unknown, not zero.
-
-Versions are vLLM's releases; ``until`` is the last release that exposed the name by default.
+A *reading* is our word for a quantity; vLLM renames its metrics about twice a year, so a reading has one row
+per name. If a body has several names of one reading, the first row wins; they are never added or averaged. If
+it has none, the reading is unknown, not zero. Versions are vLLM's releases.
 """
 
 import math
@@ -13,8 +11,8 @@ from typing import Final, Literal
 
 Kind = Literal["gauge", "counter", "created", "buckets"]
 
-# A metric's prefix depends on who prints it: vLLM, a client that cleans names for OpenMetrics, Ray
-# up to vLLM 0.10, Ray since 0.11. The order is the priority where one body holds several.
+# The prefix depends on the program that prints a metric: vLLM, a client that cleans names for OpenMetrics, Ray up
+# to vLLM 0.10, Ray since 0.11. The order is the priority if one body has several.
 PREFIXES: Final = ("vllm:", "vllm_", "ray_vllm:", "ray_vllm_")
 
 START_TIME: Final = "process_start_time_seconds"
@@ -28,13 +26,12 @@ class Name:
 
     Attributes:
         reading: our word for the quantity.
-        kind: ``gauge``, ``counter`` (may stand with or without ``_total``), ``created`` (unix
-            seconds at which the counter began) or ``buckets`` (a histogram's cumulative buckets).
+        kind: ``gauge``, ``counter`` (with or without ``_total``), ``created`` (unix seconds at which the
+            counter began) or ``buckets`` (a histogram's cumulative buckets).
         name: vLLM's name without prefix; of a counter also without ``_total``.
         since: first release that has the name.
-        until: last release that has it, empty while it is there.
-        label: the label that must have ``value`` for the series to count, empty for any.
-        value: see ``label``.
+        until: last release that exposes it by default, empty for the newest.
+        label, value: the label that a series must have with this value to count; empty for any.
         most: the largest value that makes sense; infinite never does.
     """
 
@@ -49,7 +46,7 @@ class Name:
 
 
 NAMES: Final[tuple[Name, ...]] = (
-    # What runs and what waits, at the engine's last step.
+    # Running and waiting requests at the engine's last step.
     Name("requests_running", "gauge", "num_requests_running"),
     Name("requests_waiting", "gauge", "num_requests_waiting"),
     Name("requests_waiting_capacity", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "capacity"),
@@ -65,10 +62,10 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("prompt_tokens", "counter", "prompt_tokens"),
     Name("prompt_tokens_computed", "counter", "prompt_tokens_by_source", "0.16", "", "source", "local_compute"),
     Name("generation_tokens", "counter", "generation_tokens"),
-    # Of a histogram; moves only with steps that put out tokens.
+    # Of a histogram; changes only with steps that generate tokens.
     Name("engine_steps", "counter", "iteration_tokens_total_count", "0.6"),
     Name("step_tokens", "counter", "iteration_tokens_total_sum", "0.6"),
-    # Not read, but the only name that tells 0.30 from 0.29.
+    # Not read, but the only name that distinguishes 0.30 from 0.29.
     Name("preemptions_of_finished", "counter", "request_num_preemptions_sum", "0.30"),
     # Latency: sums in seconds and counts of histograms.
     Name("queue_seconds", "counter", "request_queue_time_seconds_sum", "0.6"),
@@ -85,14 +82,14 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("output_length_sum", "counter", "request_generation_tokens_sum"),
     Name("output_length", "buckets", "request_generation_tokens_bucket"),
     Name("request_seconds", "buckets", "e2e_request_latency_seconds_bucket"),
-    # Caches: tokens since 0.9, blocks before; ratios are right either way.
+    # Caches: tokens since 0.9, blocks before; ratios are right in both units.
     Name("prefix_queries", "counter", "prefix_cache_queries", "0.9"),
     Name("prefix_queries", "counter", "gpu_prefix_cache_queries", "0.7.3", "0.10"),
     Name("prefix_hits", "counter", "prefix_cache_hits", "0.9"),
     Name("prefix_hits", "counter", "gpu_prefix_cache_hits", "0.7.3", "0.10"),
     Name("external_prefix_queries", "counter", "external_prefix_cache_queries", "0.11"),
     Name("multimodal_queries", "counter", "mm_cache_queries", "0.11"),
-    # What else can hold requests or blocks.
+    # Other features that can hold requests or blocks.
     Name("draft_tokens", "counter", "spec_decode_num_draft_tokens"),
     Name("kv_expired_requests", "counter", "nixl_num_kv_expired_reqs", "0.15"),
     Name("kv_expired_requests", "counter", "mooncake_num_kv_expired_reqs", "0.33"),
@@ -110,7 +107,7 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("created", "created", "prompt_tokens_created"),
 )  # fmt: skip
 
-# Labels of cache_config_info that tell a release: the newest one that is there counts.
+# Labels of cache_config_info that show the release: the newest one that a body has counts.
 CACHE_LABEL_SINCE: Final = {
     "prefix_caching_hash_algo": "0.8",
     "cpu_kvcache_space_bytes": "0.9",
@@ -129,9 +126,8 @@ CACHE_LABEL_SINCE: Final = {
     "simple_cpu_offload_num_blocks": "0.33",
 }
 
-
-# What a page that is made up must fill (`exporter.standin.metrics_page`): our word -> the name on pages of 0.26 and
-# later, without prefix. A histogram's name stands for its buckets, count and sum.
+# The names that a simulated page fills (`exporter.standin.metrics_page`), without prefix, on pages of 0.26 and later.
+# A histogram's name stands for its buckets, count and sum.
 PRINTED: Final = {
     "running": "num_requests_running",
     "waiting": "num_requests_waiting",
@@ -166,15 +162,14 @@ PRINTED: Final = {
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Order releases by number: ``0.9`` before ``0.10.2``; what is no number counts as 0."""
+    """Return a key that orders releases by number, ``0.9`` before ``0.10.2``; other words count as 0."""
     return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))
 
 
-# No quantity of vLLM's is larger, in whatever unit; what claims to be is broken. It keeps the cube of a
-# length within what a float holds.
+# No quantity of vLLM's is larger, in any unit; a larger value is broken. A float can hold the cube of it.
 LARGEST: Final = 1e18
 
-# Without one of these a label set is no engine, whatever else is said of it.
+# A label set without any of these is not an engine.
 CORE: Final = frozenset(
     {"requests_running", "requests_waiting", "kv_usage", "preemptions", "requests_finished"}
     | {"prompt_tokens", "generation_tokens", "engine_steps"}
@@ -182,10 +177,10 @@ CORE: Final = frozenset(
 
 
 def spellings(row: Name) -> tuple[str, ...]:
-    """Every way a row's series is spelt after the prefix, the usual one first.
+    """Return every spelling of a row's series after the prefix, the usual one first.
 
-    A counter stands with ``_total`` (both dialects), without it (a gauge that Ray makes of it), or
-    with two (Ray around vLLM's V0 names). The counts and sums of a histogram have one spelling.
+    A counter has ``_total`` (both formats), lacks it (Ray makes a gauge of it) or has it twice (Ray with the
+    names of vLLM's V0). The counts and sums of a histogram have one spelling.
     """
     if row.kind == "counter" and not row.name.endswith(("_sum", "_count")):
         return (row.name + "_total", row.name, row.name + "_total_total")

@@ -91,9 +91,8 @@ class Poll:
         if not abs(self.t) <= _MOST_SECONDS:
             raise ValueError(f"expected a finite time t, got {self.t}")
         if (self.body is None) == (not self.error):
-            raise ValueError(
-                f"expected either a body or an error, got {'neither' if self.body is None else 'both'}"
-            )
+            got = "neither" if self.body is None else "both"
+            raise ValueError(f"expected either a body or an error, got {got}")
 
 
 # ---- reading
@@ -128,7 +127,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     parts: list[bytes] = []  # of a line whose end has not been read yet
     length = 0
     try:
-        for block in _blocks(file):
+        for block in chain(_blocks(file), [b"\n"]):  # the last line may have no end
             *ends, rest = block.split(b"\n")
             for end in ends:
                 line = b"".join([*parts, end])
@@ -142,8 +141,6 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 raise RecordingError(number, f"expected at most {_LONGEST_LINE} bytes, got more")
     except EOFError as error:
         raise RecordingError(number, f"expected the rest of the gzip file, got {error}") from None
-    if (line := b"".join(parts)).strip():
-        yield number, line
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -1,27 +1,27 @@
-"""What the text of one series means: name and labels, taken apart once and then remembered."""
+"""Parses the text of a series, name and labels, once, and remembers its meaning."""
 
 import functools
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from itertools import count
+from typing import Any, Final, Literal, NamedTuple
 
 from exporter.vllm import names
 
-# A label block ends where its braces close outside quotes. The possessive quantifiers keep the time
-# linear whatever the bytes are.
+# A label block ends where its braces close outside quotes. The possessive quantifiers keep the time linear.
 _LABEL: Final = re.compile(
     rb'[ \t]*+([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"[ \t]*+(,|(?=\}))', re.DOTALL
 )
 _NAME: Final = re.compile(rb"[ \t]*+([a-zA-Z_:][a-zA-Z0-9_:]*+)[ \t]*+(\{)?")
 _END_OF_LABELS: Final = re.compile(rb"[ \t]*+\}")
+# A carriage return before the number is a blank, as for float() in the fast reader.
 _VALUE: Final = re.compile(
-    # A carriage return before the number is a blank, as it is to float() in the fast reader.
-    rb"[ \t\r]*+([^ \t\r#]++)(?:[ \t]++([^ \t\r#]++))?+(?:[ \t]++#.*+)?+[ \t\r]*+\Z",
-    re.DOTALL,
+    rb"[ \t\r]*+([^ \t\r#]++)(?:[ \t]++([^ \t\r#]++))?+(?:[ \t]++#.*+)?+[ \t\r]*+\Z", re.DOTALL
 )
 _ESCAPE: Final = re.compile(rb'\\([\\n"])')
 _ESCAPED: Final = {b"\\": b"\\", b"n": b"\n", b'"': b'"'}
@@ -30,7 +30,7 @@ SeriesKind = Literal["gauge", "counter", "created", "buckets", "start_time", "ca
 
 
 class EngineKey(NamedTuple):
-    """Who a series belongs to: one engine of one model, of one replica where those are told apart."""
+    """The owner of a series: one engine of one model, and of one replica where a label names it."""
 
     model: str
     engine: str
@@ -38,20 +38,20 @@ class EngineKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The engine's name in outputs: ``0``, or ``REPLICA/0`` where a replica label tells engines apart."""
+        """Return the engine's name for outputs: ``0``, or ``REPLICA/0`` where a label names the replica."""
         return f"{self.replica}/{self.engine}" if self.replica else self.engine
 
 
 NOBODY: Final = EngineKey("", "")
-# A name of the target's is used up to this length: what it prints is not ours to trust.
+# A longer name of the target's is cut: what a target prints is not trusted.
 MOST_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The labels of ``cache_config_info`` that matter; None where the label is absent or says so.
+    """The labels of ``cache_config_info`` that matter, by their names; None if absent or ``None``.
 
-    ``num_gpu_blocks`` is the sum over data-parallel engines and holds one reserved block per engine;
+    ``num_gpu_blocks`` is the sum over data-parallel engines and contains one reserved block per engine;
     ``kv_cache_size_tokens`` and ``kv_cache_max_concurrency`` are of one engine.
     """
 
@@ -69,7 +69,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoraState:
-    """Adapters in use, as counts: their names are the operator's business.
+    """The numbers of adapters in use, without their names, which may be private.
 
     Attributes:
         slots: ``--max-loras``.
@@ -84,13 +84,13 @@ class LoraState:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a series' text means.
+    """The meaning of a series' text.
 
     Attributes:
         reading: our word for the quantity; empty for kinds that have none.
         rank: 0 is the newest name with the usual prefix; the lowest in a body wins.
-        key: whose it is; for ``cache`` the model is empty, and the engine too where no label names it.
-        source: stands for the remaining labels, which tell apart processes that report the same reading.
+        key: the engine; for ``cache`` the model is empty, and so is the engine if no label names it.
+        source: stands for the remaining labels, which distinguish processes that report the same reading.
         bound: upper bound of a bucket.
         most: the largest value that makes sense; no value may be infinite.
         version: first release that has the name.
@@ -110,38 +110,36 @@ class Series:
 
 IGNORED: Final = Series("ignored")
 
-# Series text (name and labels as printed) -> meaning. Shared by all targets: pods of one model print
-# the same texts. Emptied when full, which costs one slow poll and bounds what a hostile server can do.
+# Series text (name and labels as printed) -> meaning. Shared by all targets: pods of one model print the same
+# texts. Emptied when full, which costs one slow poll and bounds the memory that a hostile server can fill.
 KNOWN: Final[dict[bytes, Series]] = {}
 _KNOWN_LEAST: Final = 20_000
 _KNOWN_PER_TARGET: Final = 100  # an engine of vLLM 0.26 prints 64 that matter
 _KNOWN_LIMIT = _KNOWN_LEAST
 _KNOWN_TEXT_LIMIT: Final = 4096
-# Bytes of text for each that may be remembered: 4 MB together. The 64 are of 71 bytes on average.
+# Mean bytes of the texts when the memory is full: 4 MB together. Those 64 have 71 bytes on average.
 _KNOWN_BYTES_EACH: Final = 200
 _known_bytes = 0
-# A line with more labels than this is none of vLLM's, whose longest had 38 in 0.33 and gets more.
+# vLLM prints no line with more labels: its longest has 38 in 0.33, and grows.
 _MOST_LABELS: Final = 128
-# What tells processes apart is kept by its hash where it is longer than this.
+# A source longer than this is replaced by its hash.
 _SOURCE_LIMIT: Final = 64
 
 
 def expect(targets: int) -> None:
-    """Make room for the series of so many targets, were each to print texts of its own."""
+    """Make room for the series of this many targets, even if each prints texts of its own."""
     global _KNOWN_LIMIT  # noqa: PLW0603 (as `KNOWN` itself is shared by all)
     _KNOWN_LIMIT = max(_KNOWN_LEAST, _KNOWN_PER_TARGET * targets)
 
 
 def _by_spelling() -> dict[str, list[tuple[int, names.Name]]]:
-    """Spelling with prefix -> its rows (one name may serve several label values) with their ranks."""
-    table: dict[str, list[tuple[int, names.Name]]] = {}
-    position: dict[str, int] = {}
+    """Return the rows of each spelling with prefix (one for each label value), with their ranks."""
+    table: dict[str, list[tuple[int, names.Name]]] = defaultdict(list)
+    ranks: dict[str, Iterator[int]] = defaultdict(count)  # by reading
     for row in names.NAMES:
         for spelling in names.spellings(row):
-            rank = position.get(row.reading, 0)
-            position[row.reading] = rank + len(names.PREFIXES)
-            for offset, prefix in enumerate(names.PREFIXES):
-                table.setdefault(prefix + spelling, []).append((rank + offset, row))
+            for prefix in names.PREFIXES:
+                table[prefix + spelling].append((next(ranks[row.reading]), row))
     return table
 
 
@@ -149,24 +147,18 @@ _ROWS: Final = _by_spelling()
 
 
 def read_line(line: bytes) -> tuple[Series, float] | None:
-    """Take one sample line apart, slowly and completely.
-
-    Args:
-        line: without its line feed.
+    """Parse one sample line, without its line feed, slowly and completely.
 
     Returns:
-        The series' meaning and its value, or None when the line cannot be read.
+        The series' meaning and its value, or None if the line cannot be read.
     """
     match = _NAME.match(line)
     if match is None:
         return None
-    end = match.end()
-    labels: dict[str, str] = {}
-    if match[2]:
-        after = _read_labels(line, end, labels)
-        if after is None:
-            return None
-        end = after
+    block = _read_labels(line, match.end()) if match[2] else ({}, match.end())
+    if block is None:
+        return None
+    labels, end = block
     value = _VALUE.match(line, end)
     if value is None or (not match[2] and line[match.end(1) : end] == b""):
         return None
@@ -174,7 +166,7 @@ def read_line(line: bytes) -> tuple[Series, float] | None:
     if number is None or (value[2] and read_number(value[2]) is None):
         return None
     series = _meaning(match[1].decode(), labels)
-    # Remembered only where the fast reader's cut, the last blank of the line, is the end of the series.
+    # Remembered only if the fast reader's cut, the last blank of the line, is the end of the series.
     if value.start(1) == line.rfind(b" ") + 1 and end <= _KNOWN_TEXT_LIMIT:
         _remember(line[: value.start(1) - 1], series)
     return series, number
@@ -190,25 +182,17 @@ def _remember(text: bytes, series: Series) -> None:
 
 
 def read_number(text: bytes) -> float | None:
-    """A sample's value, or None when it is no number: what Python alone would take is refused."""
-    if b"_" in text:
-        return None
+    """Return a sample's value, or None if it is no number; Python's underscores are not allowed."""
     try:
-        return float(text)
+        return None if b"_" in text else float(text)
     except ValueError:
         return None
 
 
-def _read_labels(line: bytes, start: int, labels: dict[str, str]) -> int | None:
-    """Fill `labels` from the block that begins at `start`; returns where it ends.
-
-    None when it is broken, and when it has so many that no server means them.
-    """
-    at = start
-    while True:
-        match = _LABEL.match(line, at)
-        if match is None:
-            break
+def _read_labels(line: bytes, at: int) -> tuple[dict[str, str], int] | None:
+    """Return the labels of the block that begins at `at`, and its end; None if it is broken or too long."""
+    labels: dict[str, str] = {}
+    while match := _LABEL.match(line, at):
         name = match[1].decode()
         if name in labels or len(labels) == _MOST_LABELS:
             return None
@@ -218,11 +202,11 @@ def _read_labels(line: bytes, start: int, labels: dict[str, str]) -> int | None:
         labels[name] = raw.decode("utf-8", "replace")
         at = match.end()
     close = _END_OF_LABELS.match(line, at)
-    return None if close is None else close.end()
+    return None if close is None else (labels, close.end())
 
 
 def _meaning(name: str, labels: Mapping[str, str]) -> Series:
-    """Look a name up in the table and pick the row whose label fits."""
+    """Find the row of a name whose label fits."""
     if name == names.START_TIME:
         return Series("start_time")
     for prefix in names.PREFIXES:
@@ -238,19 +222,18 @@ def _meaning(name: str, labels: Mapping[str, str]) -> Series:
 
 @functools.lru_cache(maxsize=1024)
 def _engine_key(model: str, engine: str, replica: str) -> EngineKey:
-    """One object per engine, so that the fast reader mostly compares keys by identity."""
+    """Return one object per engine, so that the fast reader compares most keys by identity."""
     return EngineKey(model, engine, replica)
 
 
 def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
     bound = math.inf
+    own = {"model_name", "model", "engine", "ReplicaId", row.label}
     if row.kind == "buckets":
         number = read_number(labels.get("le", "").encode())
         if number is None or not (number <= names.LARGEST or number == math.inf):  # NaN is neither
             return IGNORED
         bound = number
-    own = {"model_name", "model", "engine", "ReplicaId", row.label}
-    if row.kind == "buckets":
         own.add("le")
     return Series(
         kind=row.kind,
@@ -269,7 +252,7 @@ def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
 
 
 def _source(labels: Mapping[str, str], own: AbstractSet[str]) -> bytes:
-    """What a line's other labels say, in as few bytes as tell it from what others say."""
+    """Return a short text for the labels that are not in `own`, different for different labels."""
     others = sorted((name, value) for name, value in labels.items() if name not in own)
     if not others:
         return b""
@@ -284,53 +267,45 @@ def _cache_series(labels: Mapping[str, str]) -> Series:
         key=EngineKey("", bounded(labels.get("engine", "")), bounded(labels.get("ReplicaId", ""))),
         version=max(known, default=()),
         cache=CacheConfig(
-            block_size=_whole(labels, "block_size"),
-            num_gpu_blocks=_whole(labels, "num_gpu_blocks"),
-            num_gpu_blocks_override=_whole(labels, "num_gpu_blocks_override"),
-            kv_cache_size_tokens=_whole(labels, "kv_cache_size_tokens"),
-            kv_cache_max_concurrency=_number(labels, "kv_cache_max_concurrency"),
-            kv_cache_memory_bytes=_whole(labels, "kv_cache_memory_bytes"),
-            gpu_memory_utilization=_number(labels, "gpu_memory_utilization"),
-            cache_dtype=_word(labels, "cache_dtype"),
-            enable_prefix_caching={"True": True, "False": False}.get(labels.get("enable_prefix_caching", "")),
-            kv_offloading_size=_number(labels, "kv_offloading_size"),
+            **{field.name: _READ[field.type](labels.get(field.name, "")) for field in fields(CacheConfig)}
         ),
     )
 
 
 def _lora_state(labels: Mapping[str, str]) -> LoraState:
-    def count(label: str) -> int:
-        return sum(1 for name in labels.get(label, "").split(",") if name.strip())
-
-    return LoraState(
-        _whole(labels, "max_lora"), count("running_lora_adapters"), count("waiting_lora_adapters")
+    running, waiting = (
+        sum(1 for name in labels.get(f"{state}_lora_adapters", "").split(",") if name.strip())
+        for state in ("running", "waiting")
     )
+    return LoraState(_whole(labels.get("max_lora", "")), running, waiting)
 
 
-def _number(labels: Mapping[str, str], label: str) -> float | None:
-    """A label that holds a positive number; vLLM writes ``None`` for what it does not know."""
-    number = read_number(labels.get(label, "").encode())
+def _number(text: str) -> float | None:
+    """Read a positive number; vLLM prints ``None`` if a value is unknown."""
+    number = read_number(text.encode())
     return number if number is not None and 0 < number <= names.LARGEST else None
 
 
-def _whole(labels: Mapping[str, str], label: str) -> int | None:
-    number = _number(labels, label)
+def _whole(text: str) -> int | None:
+    number = _number(text)
     return int(number) if number is not None and number.is_integer() else None
 
 
-def _word(labels: Mapping[str, str], label: str) -> str | None:
-    word = labels.get(label, "None")
-    return bounded(word) if word and word != "None" else None
+# How a label of each type is read; an empty text is an absent label.
+_READ: Final[Mapping[Any, Callable[[str], Any]]] = {
+    int | None: _whole,
+    float | None: _number,
+    bool | None: {"True": True, "False": False}.get,
+    str | None: lambda text: bounded(text) if text not in {"", "None"} else None,
+}
 
 
 def bounded(text: str) -> str:
-    """A label's value as it may become a label of ours: short, and without characters that cannot be seen.
+    """Make a label's value fit for our outputs: short, and only printable characters.
 
-    What is cut off or replaced leaves a hash behind, so that different values stay different.
+    A changed value ends with a hash, so that different values stay different.
     """
     if len(text) <= MOST_CHARACTERS and text.isprintable():
         return text
-    start = "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:MOST_CHARACTERS]
-    )
-    return f"{start[: MOST_CHARACTERS - 9]}~{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
+    start = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[: MOST_CHARACTERS - 9])
+    return f"{start}~{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
