@@ -53,21 +53,17 @@ class Finished:
 
 
 class _Histogram:
-    """The counts of one histogram."""
+    """The counts of one histogram; the last one is that of values above all bounds."""
 
-    __slots__ = ("bounds", "count", "counts", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts = [0] * len(bounds)
-        self.count = 0
+        self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        bucket = bisect_left(self.bounds, value)
-        if bucket < len(self.counts):
-            self.counts[bucket] += times
-        self.count += times
+        self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
 
@@ -241,7 +237,10 @@ class MetricsPage:
         name = line.name.removeprefix(_PREFIX)
         prefix = self._prefixes.get((id(line), number))
         if prefix is None:
-            prefix = self._prefixes[id(line), number] = f"{line.name}{_block(self._labels(line, number))}"
+            labels = {**self._shared(line), "engine": str(number)}
+            if name == names.CACHE_CONFIG:
+                labels |= {key: _escape(value) for key, value in self._cache.items() if key in labels}
+            prefix = self._prefixes[id(line), number] = f"{line.name}{_block(labels)}"
         if name == names.CACHE_CONFIG or line.extra == "awake":
             value = 1.0
         elif name.endswith("_created"):
@@ -250,31 +249,23 @@ class MetricsPage:
             value = self.engines[number].values.get((name, line.extra), 0.0)
         return f"{prefix} {float(value)!r}"
 
-    def _labels(self, line: _Line, number: int) -> dict[str, str]:
-        labels = {**line.labels, "engine": str(number)}
-        if "model_name" in labels:
-            labels["model_name"] = self._model
-        if line.name == _PREFIX + names.CACHE_CONFIG:
-            labels |= {key: _escape(value) for key, value in self._cache.items() if key in labels}
-        return labels
-
     def _histogram(self, family: str, number: int) -> Iterator[str]:
         histogram = self.engines[number].histograms[family.removeprefix(_PREFIX)]
         before, after = f'{family}_bucket{{engine="{number}",le="', f'",model_name="{self._model}"}} '
-        cumulative = 0.0
-        for bound, inside in zip(histogram.bounds, histogram.counts, strict=True):
-            cumulative += inside
-            yield f"{before}{float(bound)!r}{after}{cumulative!r}"
-        yield f"{before}+Inf{after}{float(histogram.count)!r}"
+        count = 0.0
+        for bound, inside in zip((*map(float, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+            count += inside
+            yield f"{before}{bound}{after}{count!r}"
         block = f'{{engine="{number}",model_name="{self._model}"}}'
-        yield f"{family}_count{block} {float(histogram.count)!r}"
+        yield f"{family}_count{block} {count!r}"
         yield f"{family}_sum{block} {histogram.total!r}"
+
+    def _shared(self, line: _Line) -> dict[str, str]:
+        return {**line.labels, **({"model_name": self._model} if "model_name" in line.labels else {})}
 
     def _process_series(self, line: _Line, now: float) -> str:
         """A series of the process, or of its web server, which counts nothing."""
-        labels, value = dict(line.labels), line.value
-        if "model_name" in labels:
-            labels["model_name"] = self._model
+        labels, value = self._shared(line), line.value
         if line.bound:
             labels["le"] = line.bound
         if line.name == names.START_TIME or line.name.endswith("_created"):
@@ -307,14 +298,8 @@ def _families(version: str) -> tuple[_Family, ...]:
 
 def _one_two_five(longest: int) -> list[float]:
     """Return 1, 2, 5, 10, ... up to a length, as vLLM's ``build_1_2_5_buckets``."""
-    bounds: list[float] = []
-    power = 1
-    while True:
-        for digit in (1, 2, 5):
-            if digit * power > longest:
-                return bounds
-            bounds.append(float(digit * power))
-        power *= 10
+    bounds = (float(digit * 10**power) for power in range(len(str(longest))) for digit in (1, 2, 5))
+    return [bound for bound in bounds if bound <= longest]
 
 
 def _block(labels: Mapping[str, str]) -> str:

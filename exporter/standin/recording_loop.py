@@ -64,24 +64,13 @@ class RecordedServer:
     def __init__(self) -> None:
         """Read the recording."""
         self.loop = RecordingLoop(bundled_polls())
-        self._site = Site()
+        self._start = time.monotonic()
+        site = Site({"/metrics": self._metrics})
+        self.start, self.stop = site.open, site.close
 
-    async def start(self) -> str:
-        """Listen, and return the base URL."""
-        start = time.monotonic()
-
-        async def metrics(_request: web.Request) -> web.Response:
-            body = self.loop.at(time.monotonic() - start)
-            return web.Response(body=body, headers={"Content-Type": "text/plain"})
-
-        app = web.Application()
-        app.router.add_get("/metrics", metrics)
-        await self._site.open(app)
-        return self._site.url
-
-    async def stop(self) -> None:
-        """Close the port."""
-        await self._site.close()
+    def _metrics(self) -> web.Response:
+        body = self.loop.at(time.monotonic() - self._start)
+        return web.Response(body=body, headers={"Content-Type": "text/plain"})
 
 
 def _gains(first: bytes, last: bytes) -> Mapping[bytes, float]:

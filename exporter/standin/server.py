@@ -6,7 +6,6 @@ that of a real server, see `exporter.standin.metrics_page`.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aiohttp import web
@@ -180,16 +179,22 @@ class FakeServer:
 
     def __init__(self, scenario: str, *, host: str, port: int, version: str, model: str, seed: int) -> None:
         """Prepare, without opening anything; arguments as of `Play`, port 0 is any free one."""
-        self._site = Site(host, port)
-        self._version = version
         self._model = model
         self._start = time.monotonic()
         self.play = Play(SCENARIOS[scenario], version, model, seed, time.time())
         self._task: asyncio.Task[None] | None = None
+        json = web.json_response
+        responses = {
+            "/metrics": self._metrics,
+            "/health": web.Response,
+            "/ping": web.Response,
+            "/version": lambda: json({"version": version}),
+            "/v1/models": lambda: json({"object": "list", "data": [self._card()]}),
+            "/server_info": lambda: json({"vllm_config": arguments.fields_of(self.play.facts())}),
+        }
+        self._site = Site(responses, host, port)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
+    def _elapsed(self) -> float:
         return time.monotonic() - self._start
 
     async def start(self) -> str:
@@ -199,9 +204,9 @@ class FakeServer:
             OSError: the port cannot be listened on.
         """
         self._start = time.monotonic()
-        await self._site.open(self._app())
+        url = await self._site.open()
         self._task = asyncio.create_task(self._live())
-        return self._site.url
+        return url
 
     async def stop(self) -> None:
         """End the play and close the port."""
@@ -213,31 +218,15 @@ class FakeServer:
     async def _live(self) -> None:
         """Advance while nobody polls; open and close the port with the play's server."""
         while True:
-            up = self.play.at(self.elapsed)
+            up = self.play.at(self._elapsed())
             if up and not self._site.is_open:
-                await self._site.open(self._app())
+                await self._site.open()
             elif not up:
                 await self._site.close()
             await asyncio.sleep(_TICK_SECONDS)
 
-    def _app(self) -> web.Application:
-        responses: dict[str, Callable[[], web.Response]] = {
-            "/metrics": self._metrics,
-            "/health": web.Response,
-            "/ping": web.Response,
-            "/version": lambda: web.json_response({"version": self._version}),
-            "/v1/models": lambda: web.json_response({"object": "list", "data": [self._card()]}),
-            "/server_info": lambda: web.json_response(
-                {"vllm_config": arguments.fields_of(self.play.facts())}
-            ),
-        }
-        app = web.Application()
-        for path, response in responses.items():
-            app.router.add_get(path, _handler(response))
-        return app
-
     def _metrics(self) -> web.Response:
-        body = self.play.body(self.elapsed)
+        body = self.play.body(self._elapsed())
         if body is None:
             return web.Response(status=503)
         return web.Response(body=body, headers={"Content-Type": _CONTENT_TYPE})
@@ -250,13 +239,6 @@ class FakeServer:
             "owned_by": "vllm",
             "root": self._model,
             "parent": None,
-            "max_model_len": self.play.server.engine.max_model_len,
             "permission": [],
+            "max_model_len": self.play.server.engine.max_model_len,
         }
-
-
-def _handler(response: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(_request: web.Request) -> web.Response:
-        return response()
-
-    return handle

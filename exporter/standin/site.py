@@ -1,6 +1,7 @@
 """A web server on one port of this machine, for servers that stand in for vLLM."""
 
 import socket
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -8,10 +9,13 @@ __all__ = ["Site"]
 
 
 class Site:
-    """Serves an application on one port; can be closed and opened again on the same port."""
+    """Answers GET requests on one port; can be closed and opened again on the same port."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Prepare; port 0 is any free one."""
+    def __init__(
+        self, responses: Mapping[str, Callable[[], web.Response]], host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        """Prepare: functions that return the response, by path; port 0 is any free one."""
+        self._responses = responses
         self._host = host
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -21,17 +25,15 @@ class Site:
         """Whether it listens."""
         return self._runner is not None
 
-    @property
-    def url(self) -> str:
-        """The base URL."""
-        return f"http://{self._host}:{self._port}"
-
-    async def open(self, app: web.Application) -> None:
-        """Listen.
+    async def open(self) -> str:
+        """Listen, and return the base URL.
 
         Raises:
             OSError: the port cannot be listened on.
         """
+        app = web.Application()
+        for path in self._responses:
+            app.router.add_get(path, self._respond)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -42,9 +44,13 @@ class Site:
         self._port = listener.getsockname()[1]
         await web.SockSite(runner, listener).start()
         self._runner = runner
+        return f"http://{self._host}:{self._port}"
 
     async def close(self) -> None:
         """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    async def _respond(self, request: web.Request) -> web.Response:
+        return self._responses[request.path]()
