@@ -115,3 +115,12 @@ def test_another_version_is_refused():
     """There is no recorded page of it."""
     with pytest.raises(ValueError, match="expected one of the versions"):
         page("0.25.0")
+
+
+def test_deferred_requests_wait_too():
+    """Of five that wait, two wait for something other than capacity."""
+    made = page()
+    made.engines[0].gauges(3, 5, 0.75, 2)
+    (engine,) = Reader().read(made.body(1001.0)).engines.values()
+    assert (engine.values["requests_waiting"], engine.values["requests_deferred"]) == (5.0, 2.0)
+    assert b'reason="capacity"} 3.0' in made.body(1001.0)
