@@ -247,7 +247,7 @@ def _family(
     if base.finished <= 0 and base.running >= _QUEUE and ample.finished > 0:
         return max(scores, key=scores.__getitem__)
     waits = base.waiting >= _QUEUE and base.waiting - ample.waiting >= _LOST * max(1.0, base.running)
-    lost = base.waiting >= _QUEUE and _harm(base, ample) >= _LOST
+    lost = base.waiting >= max(_QUEUE, _LOST * base.running) and _harm(base, ample) >= _LOST
     if not waits and not lost:
         return "none"
     return max(scores, key=scores.__getitem__)
