@@ -180,17 +180,21 @@ def _status_of_exporter(url: str) -> Mapping[str, Any]:
 
 
 def _status_of_recording(path: Path, at: float | None, config: Config) -> Mapping[str, Any]:
-    """Return the target's status at a time in seconds, or (None) when most was preempted."""
-    worst: tuple[float, float] = (-1.0, -1.0)
+    """Return the target's status at a time in seconds, or (None) when most was preempted.
+
+    A rate over a second or two proves little: the first half of a window counts only in shorter recordings.
+    """
+    worst: tuple[float, ...] = (-1.0,)
     status: Mapping[str, Any] | None = None
     for t, reading, pipeline in feed_recording(path, config):
         if at is not None:
             if t > at and status is not None:
                 break
-            weight = (0.0, t)
+            weight: tuple[float, ...] = (t,)
         else:
             signals = [engine.signals for engine in reading.engines.values()]
             weight = (
+                min(t, config.analysis.window / 2),
                 max((each.preemptions_per_second or 0.0 for each in signals), default=0.0),
                 sum((each.requests_running or 0.0) + (each.requests_waiting or 0.0) for each in signals),
             )

@@ -56,6 +56,15 @@ def test_a_recording_is_simulated_and_forecast(run):
     assert any(line == "assumed: max_num_batched_tokens = 2048 (unknown)" for line in lines)
 
 
+def test_the_worst_moment_has_half_a_window_of_load_before_it(run, tmp_path):
+    """In a recording that starts in a storm the first second is no load."""
+    storm = [poll for poll in real_recordings.polls(real_recordings.EXHAUSTION) if 60 <= poll.t < 100]
+    path = real_recordings.write_recording(tmp_path / "storm.jsonl.gz", *storm)
+    status, out, _ = run(path, *QUICK)
+    assert status == 0
+    assert int(re.search(r"as seen in (\d+) s;", out)[1]) >= 30
+
+
 def test_a_recording_as_json(run):
     """The table for programs; with a chosen moment and a combination."""
     status, out, _ = run(STORM, *QUICK, "--json", "--at", "60", "--try", "seats=16+pool=x2")
