@@ -6,7 +6,7 @@
 import enum
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -19,18 +19,9 @@ except ImportError:
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 __all__ = [
-    "TOPICS",
-    "Catalogue",
-    "Check",
-    "Finding",
-    "Fix",
-    "Scope",
-    "Severity",
-    "Timing",
-    "Verdict",
-    "Watching",
+    "TOPICS", "Catalogue", "Check", "Finding", "Fix", "Scope", "Severity", "Timing", "Verdict", "Watching",
     "load",
-]
+]  # fmt: skip
 
 TOPICS: Final = ("availability", "progress", "preemption", "queue", "capacity", "information")
 """The groups of alerts, in the order of triage."""
@@ -156,7 +147,7 @@ class Catalogue:
     verdicts: Mapping[str, Verdict]
     findings: Mapping[str, Finding]
     fixes: Mapping[str, Fix]
-    watching: Mapping[str, Watching] = field(default_factory=dict)
+    watching: Mapping[str, Watching]
 
     def entry(self, name: str) -> Verdict | Finding:
         """Return the verdict or finding of that name; KeyError where there is none."""
@@ -168,27 +159,23 @@ def load() -> Catalogue:
     """Read the catalogue that ships with the package, once."""
     text = Path(__file__).with_name("catalogue.yaml").read_text(encoding="utf-8")
     document = yaml.load(text, Loader=_SafeLoader)
-    makers: Mapping[str, Callable[..., Any]] = {
-        "verdicts": Verdict,
-        "findings": Finding,
-        "fixes": Fix,
-        "watching": Watching,
-    }
-    return Catalogue(**{kind: _table(make, document[kind]) for kind, make in makers.items()})
+    return Catalogue(
+        _table(Verdict, document["verdicts"]),
+        _table(Finding, document["findings"]),
+        _table(Fix, document["fixes"]),
+        _table(Watching, document["watching"]),
+    )
 
 
 def _table(make: Callable[..., Any], rows: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     """Make an object of each row; keys are arguments, so an unknown or a missing one is a TypeError."""
-    return MappingProxyType(
-        {
-            name: make(name, **{key: _VALUES.get(key, _as_it_is)(value) for key, value in row.items()})
-            for name, row in rows.items()
-        }
-    )
-
-
-def _as_it_is(value: object) -> object:
-    return value
+    made = {
+        name: make(
+            name, **{key: _VALUES[key](value) if key in _VALUES else value for key, value in row.items()}
+        )
+        for name, row in rows.items()
+    }
+    return MappingProxyType(made)
 
 
 _VALUES: Final[Mapping[str, Callable[[Any], object]]] = {

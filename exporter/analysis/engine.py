@@ -109,8 +109,8 @@ class Engine:
 
     def judge(
         self, server_facts: ServerFacts, *, sharing: int, lora: LoraState | None, imbalanced: bool
-    ) -> EngineReading:
-        """Return the reading after a good body that had this engine.
+    ) -> None:
+        """Make the reading after a good body that had this engine.
 
         Args:
             server_facts: the known settings of its server.
@@ -152,20 +152,16 @@ class Engine:
             server_facts=server_facts,
             saturation=_saturation(situation, self._context),
         )
-        return self.reading
 
-    def mark_stale(
-        self, t: float, max_age: float, *, missing: bool, answered: bool = False
-    ) -> EngineReading | None:
-        """Return the reading after a poll without data of this engine: unchanged, until it is too old.
+    def mark_stale(self, t: float, max_age: float, *, missing: bool, answered: bool = False) -> None:
+        """Renew the reading after a poll without data of this engine: it stays as it is until it is too old.
 
         A body that lacks the engine invalidates the old values at once; a failed poll does not. After a
         response that is no metrics text (`answered`) the metrics are missing, but the server is reachable.
-        None before the first reading.
         """
         reading = self.reading
         if reading is None:
-            return None
+            return
         self._spend(t)
         if missing or t - reading.seen_at > max_age:
             judgement = self._judge.gone(t) if missing or answered else self._judge.lost(t)
@@ -179,7 +175,6 @@ class Engine:
                 saturation={},
             )
         self.reading = replace(reading, verdict_seconds=self._verdict_seconds)
-        return self.reading
 
     def _spend(self, t: float) -> None:
         """Add the time since the last poll to the verdict of that time."""

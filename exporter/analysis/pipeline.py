@@ -14,7 +14,7 @@ from exporter.analysis.imbalance import ImbalanceWatch
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.profiling import profile
 from exporter.analysis.server_facts import ServerFacts, merge
-from exporter.analysis.target_verdict import TargetJudgement, TargetState, judge_target
+from exporter.analysis.target_verdict import TargetJudgement, judge_target
 from exporter.config import AnalysisConfig, Fact
 from exporter.vllm.answers import NO_ANSWERS, ServerAnswers
 from exporter.vllm.exposition import CacheConfig, EngineKey, Exposition, ExpositionError, Reader
@@ -29,7 +29,6 @@ FORGET_SECONDS: Final = 3600.0
 MAX_REMEMBERED: Final = 256
 # A server whose polls fail is not unreachable before so many of them: a busy one misses some.
 _PATIENCE_POLLS: Final = 4.5
-_IMBALANCE: Final = "dp_imbalance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +77,7 @@ class TargetReading:
 
 
 class Pipeline:
-    """The state of one target.
-
-    Attributes:
-        restarts: new server processes seen.
-    """
+    """The state of one target; `restarts` counts the new server processes seen."""
 
     def __init__(
         self,
@@ -172,8 +167,9 @@ class Pipeline:
         present = [
             key for key, engine in self._engines.items() if key in exposition.engines and not engine.gone
         ]
-        fresh = any(_just_restarted(self._engines[key], t) for key in present)
-        self.restarts += fresh  # one process, whatever the number of its engines
+        restarts = [self._engines[key].history.restart for key in present]
+        # One process, whatever the number of its engines.
+        self.restarts += any(restart is not None and restart.at == t for restart in restarts)
         self._present = len(present)
         self._watch_models(present)
         for key in present:
@@ -189,9 +185,8 @@ class Pipeline:
         models = {key.model for key in present}
         self._models = {model: self._models.get(model) or ImbalanceWatch() for model in models}
         for model, watch in self._models.items():
-            watch.observe(
-                [self._engines[key].history for key in present if key.model == model], self._analysis
-            )
+            histories = [self._engines[key].history for key in present if key.model == model]
+            watch.observe(histories, self._analysis)
 
     def _miss(self, t: float, present: list[EngineKey], *, truncated: bool) -> None:
         """Mark the engines that a good body lacks as stale, and forget those that are gone for long.
@@ -222,7 +217,16 @@ class Pipeline:
         return facts
 
     def _reading(self, t: float, error: str | None, *, answered: bool, unreadable: int) -> TargetReading:
-        judgement = judge_target(self._state(t, answered=answered), self._verdict)
+        grace = float(self._facts.get("startup_grace_seconds", self._analysis.startup_grace))
+        judgement = judge_target(
+            self._verdict,
+            answered=answered,
+            since_good=None if self._good_at is None else t - self._good_at,
+            grace_left=grace - (t - (self._started_at or 0.0)),
+            patience=max(self._analysis.max_age, _PATIENCE_POLLS * self._interval),
+            engines=self._present if self._good_at == t else 0,
+            missing=len(self._missing),
+        )
         self._verdict = judgement.verdict
         engines = {
             key: engine.reading
@@ -243,27 +247,9 @@ class Pipeline:
             models=models,
         )
 
-    def _state(self, t: float, *, answered: bool) -> TargetState:
-        grace = self._facts.get("startup_grace_seconds", self._analysis.startup_grace)
-        return TargetState(
-            answered=answered,
-            since_good=None if self._good_at is None else t - self._good_at,
-            since_start=t - (self._started_at or 0.0),
-            grace=float(grace),
-            patience=max(self._analysis.max_age, _PATIENCE_POLLS * self._interval),
-            engines=self._present if self._good_at == t else 0,
-            missing=len(self._missing),
-        )
 
-
-def _just_restarted(engine: Engine, t: float) -> bool:
-    restart = engine.history.restart
-    return restart is not None and restart.at == t
-
-
-def _model(name: str) -> ModelReading:
-    finding = catalogue.load().findings[name]
-    return ModelReading((finding.name,), finding.severity, finding.fixes)
-
-
-_MODELS: Final = {True: _model(_IMBALANCE), False: ModelReading((), Severity.NONE, ())}
+_IMBALANCE: Final = catalogue.load().findings["dp_imbalance"]
+_MODELS: Final = {
+    True: ModelReading((_IMBALANCE.name,), _IMBALANCE.severity, _IMBALANCE.fixes),
+    False: ModelReading((), Severity.NONE, ()),
+}

@@ -7,7 +7,7 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 
-__all__ = ["REACHABLE", "TargetJudgement", "TargetState", "judge_target"]
+__all__ = ["REACHABLE", "TargetJudgement", "judge_target"]
 
 REACHABLE: Final = "reachable"
 """The verdict of a target with an engine that can be read; the rest is in its engines' verdicts."""
@@ -19,7 +19,7 @@ class TargetJudgement:
     """The judgement of a target.
 
     Attributes:
-        verdict: ``healthy`` where an engine can be read.
+        verdict: `REACHABLE` where an engine can be read.
         severity: of the verdict or the finding.
         findings: ``engine_missing`` or nothing.
         fixes: ids of the fixes of the verdict or the finding.
@@ -31,41 +31,37 @@ class TargetJudgement:
     fixes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TargetState:
-    """The facts that a target is judged by. Times are in seconds.
+def judge_target(
+    current: str | None,
+    *,
+    answered: bool,
+    since_good: float | None,
+    grace_left: float,
+    patience: float,
+    engines: int,
+    missing: int,
+) -> TargetJudgement:
+    """Judge a target after a poll.
 
-    Attributes:
-        answered: whether the server answered the last poll, even if its response is no metrics text.
-        since_good: since the last valid body, None before the first.
-        since_start: since the first poll.
-        grace: how long the first good poll may take; there is no second grace.
-        patience: how long the last reading stays valid while polls fail.
-        engines: engines in the last good body.
-        missing: engines that it lacks and earlier ones had.
+    Args:
+        current: the verdict before it.
+        answered: whether the server answered the poll, even if its response is no metrics text.
+        since_good: seconds since the last valid body, None before the first.
+        grace_left: seconds that the first good poll may still take; there is no second grace.
+        patience: seconds for which the last reading stays valid while polls fail.
+        engines: number of engines in the last good body.
+        missing: number of engines that it lacks and earlier ones had.
     """
-
-    answered: bool
-    since_good: float | None
-    since_start: float
-    grace: float
-    patience: float
-    engines: int
-    missing: int
-
-
-def judge_target(state: TargetState, current: str | None) -> TargetJudgement:
-    """Judge after a poll; `current` is the verdict before it."""
-    if state.answered:
-        if state.engines == 0:
+    if answered:
+        if engines == 0:
             return _judgement("metrics_missing")
-        if state.missing:
+        if missing:
             finding = catalogue.load().findings[_ENGINE_MISSING]
             return TargetJudgement(REACHABLE, finding.severity, (finding.name,), finding.fixes)
         return _judgement(REACHABLE)
-    if state.since_good is None:
-        return _judgement("starting" if state.since_start < state.grace else "unreachable")
-    return _judgement("unreachable" if state.since_good > state.patience else current or REACHABLE)
+    if since_good is None:
+        return _judgement("starting" if grace_left > 0 else "unreachable")
+    return _judgement("unreachable" if since_good > patience else current or REACHABLE)
 
 
 @cache

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from exporter.analysis import catalogue
-from exporter.analysis.fixes.case import Advice, Answer, Case, FixAdvice, RejectedFix
+from exporter.analysis.fixes.case import QUEUES, Advice, Answer, Case, FixAdvice, RejectedFix
 from exporter.analysis.fixes.memory import MEMORY
 from exporter.analysis.fixes.rows import ROWS
 from exporter.analysis.fixes.seats import SEATS
@@ -30,7 +30,6 @@ _NO_ROUTING: Final = frozenset(
 # Each is advised only where its own cause is seen.
 _FIRST: Final = frozenset({"raise_max_loras", "check_kv_connector", "disable_async_scheduling"})
 _FIRST_IN_QUEUES: Final = frozenset({"abort_request"})
-_QUEUES: Final = frozenset({"kv_bound", "seat_bound", "prefill_bound", "queue_not_kv", "deferred_wait"})
 _RULES: Final = {**MEMORY, **SEATS, **ROWS}
 _RANKS: Final = {True: 0, None: 1, False: 2}
 
@@ -58,25 +57,21 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
             rejected[name] = answer.reason
         else:
             advised[name] = replace(answer, flag=table.fixes[name].flag_with(_shown(answer.value)))
-    for finding in findings:
-        if finding in table.findings:
-            for name, reason in table.findings[finding].not_help.items():
-                if name not in advised:
-                    rejected.setdefault(name, reason)
+    objections_of = (table.findings[name].not_help for name in findings if name in table.findings)
+    for name, reason in (pair for not_help in objections_of for pair in not_help.items()):
+        if name not in advised:
+            rejected.setdefault(name, reason)
     # Sorting is stable: within a rank the catalogue's order, cheapest first, stays.
     # What is advised only where its cause is seen, and what helps without a restart, comes before the others.
-    first = _FIRST | (_FIRST_IN_QUEUES if verdict in _QUEUES else frozenset())
+    first = _FIRST | (_FIRST_IN_QUEUES if verdict in QUEUES else frozenset())
+    # Requests that wait for something else wait on every replica, so replicas come last.
+    last = "add_replicas" if verdict == "deferred_wait" else ""
     ranked = sorted(
-        advised.values(), key=lambda one: (one.fix not in first, _last(one, verdict), _RANKS[one.suffices])
+        advised.values(), key=lambda one: (one.fix not in first, one.fix == last, _RANKS[one.suffices])
     )
     if imbalanced and verdict not in _NO_ROUTING:
         ranked.insert(0, FixAdvice(BALANCE))
     return Advice(tuple(ranked), tuple(RejectedFix(name, reason) for name, reason in rejected.items()))
-
-
-def _last(advice: FixAdvice, verdict: str) -> bool:
-    """Whether replicas come last: requests that wait for something else wait on every replica."""
-    return verdict == "deferred_wait" and advice.fix == "add_replicas"
 
 
 def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from exporter.analysis.kv_demand import KvContext, context_per_request, need, seats_that_fit
 from exporter.analysis.situation import Situation
 from exporter.vllm.exposition import CacheConfig
 
-__all__ = ["Advice", "Answer", "Case", "FixAdvice", "FixRule", "Inputs", "RejectedFix"]
+__all__ = ["QUEUES", "Advice", "Answer", "Case", "FixAdvice", "FixRule", "Inputs", "RejectedFix"]
 
 Inputs = dict[str, float | str]
+QUEUES: Final = frozenset({"kv_bound", "seat_bound", "prefill_bound", "queue_not_kv", "deferred_wait"})
+"""Under these verdicts requests wait for others, and a single one may hold what they need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,12 @@ class Case:
     def cache(self) -> CacheConfig | None:
         """The labels of the engine's ``cache_config_info``."""
         return self.s.history.snapshot.cache if self.s.history.snapshot else None
+
+    @property
+    def kv_dtype(self) -> str | None:
+        """The type of the KV cache: as set, else as its label has it."""
+        fact = self.s.server_facts.get("kv_cache_dtype")
+        return fact if isinstance(fact, str) else self.cache.cache_dtype if self.cache else None
 
     @property
     def readings(self) -> Mapping[str, float]:

@@ -48,9 +48,7 @@ def _restarted_idle(case: Case) -> bool:
 
 
 def _fp8_kv_cache(name: str, case: Case) -> Answer:
-    fact = case.s.server_facts.get("kv_cache_dtype")
-    label = case.cache.cache_dtype if case.cache is not None else None
-    dtype = (fact if isinstance(fact, str) else label) or "auto"
+    dtype = case.kv_dtype or "auto"
     if any(narrow in dtype for narrow in _NARROW_DTYPES):
         return RejectedFix(name, f"The KV cache is {dtype} already.")
     inputs = case.memory | {"kv_cache_dtype": dtype}

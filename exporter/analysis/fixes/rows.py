@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.conditions.queue import nothing_finishes
-from exporter.analysis.fixes.case import Answer, Case, FixAdvice, FixRule, Inputs, RejectedFix
+from exporter.analysis.fixes.case import QUEUES, Answer, Case, FixAdvice, FixRule, Inputs, RejectedFix
 from exporter.analysis.queue_causes import waiting_holds_blocks, waiting_holds_seats
 from exporter.vllm.names import version_key
 
@@ -20,19 +20,12 @@ _HARDLY_ANY_TOKENS: Final = 1.0
 _MANY_STEPS: Final = 2.0
 _LEAST_BUDGET: Final = 2048.0
 _LEAST_THRESHOLD: Final = 256
-# Under these verdicts requests wait for others, and a single one may hold what they need.
-_QUEUES: Final = frozenset({"kv_bound", "seat_bound", "prefill_bound", "queue_not_kv", "deferred_wait"})
 _RESERVE: Final = "scheduler_reserve_full_isl"
 # Readings that only a KV connector or an offload tier changes.
 _CONNECTOR_SIGNS: Final = (
-    "kv_fetch_waiting",
-    "kv_fetch_running",
-    "kv_loaded_bytes",
-    "kv_load_seconds",
-    "kv_expired_requests",
-    "kv_failed_transfers",
-    "external_prefix_queries",
-)
+    "kv_fetch_waiting", "kv_fetch_running", "kv_loaded_bytes", "kv_load_seconds", "kv_expired_requests",
+    "kv_failed_transfers", "external_prefix_queries",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +79,13 @@ class _Change:
         return FixAdvice(name, self.new(now), gain=self.gain, inputs={self.fact: now}, note=self.note)
 
 
-class _Enable:
-    """The prefix cache, where it is off; FP8 KV may be the reason."""
-
-    def __call__(self, name: str, case: Case) -> Answer:
-        if "prefix_cache_off" not in case.findings:
-            return RejectedFix(name, "No setting shows that it is off.")
-        note = "A preempted request then finds its blocks again, as long as no other request took them."
-        dtype = case.s.server_facts.get("kv_cache_dtype")
-        dtype = dtype if isinstance(dtype, str) else case.cache.cache_dtype if case.cache else None
-        if dtype is not None and "fp8" in dtype:
-            note += (
-                " Some backends switch it off with an FP8 KV cache; if so, only another KV cache type helps."
-            )
-        return FixAdvice(name, note=note)
-
-
-def _finding(finding: str) -> Callable[[Case], object]:
-    return lambda case: finding in case.findings
+def _enable_prefix_caching(name: str, case: Case) -> Answer:
+    if "prefix_cache_off" not in case.findings:
+        return RejectedFix(name, "No setting shows that it is off.")
+    note = "A preempted request then finds its blocks again, as long as no other request took them."
+    if "fp8" in (case.kv_dtype or ""):
+        note += " Some backends switch it off with an FP8 KV cache; if so, only another KV cache type helps."
+    return FixAdvice(name, note=note)
 
 
 def _mean_output(case: Case) -> float | None:
@@ -112,7 +94,8 @@ def _mean_output(case: Case) -> float | None:
 
 
 def _answers_are_long(case: Case) -> bool:
-    return case.verdict == "runaway_generation" or (_mean_output(case) or 0.0) >= _LONG_OUTPUT
+    long = (_mean_output(case) or 0.0) >= _LONG_OUTPUT
+    return long or case.verdict == "runaway_generation" or _few_never_end(case)
 
 
 def _output_inputs(case: Case) -> Inputs:
@@ -142,10 +125,6 @@ def _few_never_end(case: Case) -> bool:
     """Whether one or few requests run, and none has finished for far longer than any took."""
     running = case.s.signals.requests_running
     return running is not None and 0 < running <= _FEW and nothing_finishes(case.s, True)
-
-
-def _may_be_aborted(case: Case) -> bool:
-    return case.verdict not in _QUEUES or _few_never_end(case)
 
 
 def _async_thrash(case: Case) -> bool:
@@ -189,21 +168,19 @@ ROWS: Final[Mapping[str, FixRule]] = {
         "It is off already.",
         "Lets an oversized prompt start; it still cannot finish if it is larger than the pool.",
     ),
-    "enable_prefix_caching": _Enable(),
+    "enable_prefix_caching": _enable_prefix_caching,
     "disable_speculation": _If(
-        _finding("speculation_enlarges_kv"),
+        lambda case: "speculation_enlarges_kv" in case.findings,
         "No tokens are drafted here.",
         "Draft tokens take KV slots, and a draft model takes memory.",
     ),
-    "check_client_limits": _If(
-        lambda case: _few_never_end(case) or _answers_are_long(case),
-        "Answers are not long here.",
-        inputs=_output_inputs,
-    ),
+    "check_client_limits": _If(_answers_are_long, "Answers are not long here.", inputs=_output_inputs),
     "check_kv_connector": _If(
         _waits_for_connector, "No sign of requests that wait for a KV connector.", inputs=_connector_signs
     ),
-    "abort_request": _If(_may_be_aborted, "No single request is in the way."),
+    "abort_request": _If(
+        lambda case: case.verdict not in QUEUES or _few_never_end(case), "No single request is in the way."
+    ),
     "restart_engine": _If(
         lambda case: case.verdict != "deferred_wait" or waiting_holds_seats(case.s),
         "The engine works; what the requests wait for is outside of it.",

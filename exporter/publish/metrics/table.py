@@ -90,15 +90,25 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
 TARGET_VERDICTS: Final = tuple(
     name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target
 )
-# Values of a label and their numbers, of the metrics that have one beside those of the engine.
-_BY_LABEL: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, float]]]]] = {
+# Numbers of an engine, each with the value of the label that a metric has beside those of the engine.
+_OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, float]]]]] = {
     "verdict": lambda engine: [(name, float(name == engine.judgement.verdict)) for name in ENGINE_VERDICTS],
+    "severity": lambda engine: [("", float(engine.judgement.severity.rank))],
     "verdict_seconds": lambda engine: engine.verdict_seconds.items(),
     "finding": lambda engine: [(name, 1.0) for name in engine.findings[:MOST_FINDINGS]],
     "fix_rank": lambda engine: [
         (advice.fix, float(rank)) for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
     ],
     "saturation_ratio": lambda engine: engine.saturation.items(),
+}
+# The same of a target.
+_OF_TARGET: Final[Mapping[str, Callable[[TargetReading], Iterable[tuple[str, float]]]]] = {
+    "restarts": lambda target: [("", target.restarts)],
+    "target_verdict": lambda target: [
+        (name, float(name == target.judgement.verdict)) for name in TARGET_VERDICTS
+    ],
+    "target_severity": lambda target: [("", float(target.severity.rank))],
+    "target_finding": lambda target: [(name, 1.0) for name in target.judgement.findings],
 }
 
 
@@ -144,13 +154,8 @@ class ReadingCollector(RowCollector):
             "last_success_timestamp_seconds": self._last_success,
             "engines": partial(self._count, missing=False),
             "engines_missing": partial(self._count, missing=True),
-            "restarts": self._restarts,
             "engine": self._info,
             "kv_usage_polled_ratio": self._polled,
-            "target_verdict": self._target_verdict,
-            "target_severity": self._target_severity,
-            "severity": self._severity,
-            "target_finding": self._target_findings,
             "model_finding": self._model_findings,
         }
 
@@ -170,7 +175,13 @@ class ReadingCollector(RowCollector):
         special = self._special.get(row.name)
         if special:
             return special(reading)
-        return self._labelled(row, reading) if row.name in _BY_LABEL else self._signal(row, reading)
+        suffix = "_total" if row.type == "counter" else ""
+        if row.name in _OF_TARGET:
+            label = "".join(row.labels)
+            return [(suffix, self._labels, label, *pair) for pair in _OF_TARGET[row.name](reading)]
+        if row.name in _OF_ENGINE:
+            return self._numbers(row, suffix, reading)
+        return self._signal(row, suffix, reading)
 
     def _whose(self, engine: EngineReading) -> Labels:
         key = engine.key
@@ -179,9 +190,8 @@ class ReadingCollector(RowCollector):
             labels = self._of[key] = self._labels.also(model_name=key.model, engine=key.name)
         return labels
 
-    def _signal(self, row: MetricRow, reading: TargetReading) -> Samples | None:
+    def _signal(self, row: MetricRow, suffix: str, reading: TargetReading) -> Samples | None:
         """Return the samples of a signal: of counters always, of measured values until they are too old."""
-        suffix = "_total" if row.type == "counter" else ""
         found: Samples = []
         for engine in reading.engines.values():
             value = getattr(engine.signals, row.signal)
@@ -189,14 +199,13 @@ class ReadingCollector(RowCollector):
                 found.append((suffix, self._whose(engine), "", "", value))
         return found or None
 
-    def _labelled(self, row: MetricRow, reading: TargetReading) -> Samples:
-        """Return the samples of a metric with a label beside those of its engine."""
-        suffix = "_total" if row.type == "counter" else ""
+    def _numbers(self, row: MetricRow, suffix: str, reading: TargetReading) -> Samples:
+        label = "".join(row.labels[len(_ENGINE) :])
         return [
-            (suffix, self._whose(engine), row.labels[-1], value, number)
+            (suffix, self._whose(engine), label, *pair)
             for engine in reading.engines.values()
             if row.name != "saturation_ratio" or self._is_fresh(engine, reading)
-            for value, number in _BY_LABEL[row.name](engine)
+            for pair in _OF_ENGINE[row.name](engine)
         ]
 
     def _is_fresh(self, engine: EngineReading, reading: TargetReading) -> bool:
@@ -216,9 +225,6 @@ class ReadingCollector(RowCollector):
             return None
         return self._single(sum(engine.missing is missing for engine in reading.engines.values()))
 
-    def _restarts(self, reading: TargetReading) -> Samples:
-        return [("_total", self._labels, "", "", reading.restarts)]
-
     def _single(self, value: float) -> Samples:
         return [("", self._labels, "", "", value)]
 
@@ -234,22 +240,6 @@ class ReadingCollector(RowCollector):
                 labels = self._of[key] = self._whose(engine).also(**known)
             found.append(("_info", labels, "", "", 1))
         return found
-
-    def _target_verdict(self, reading: TargetReading) -> Samples:
-        verdict = reading.judgement.verdict
-        return [("", self._labels, "verdict", name, float(name == verdict)) for name in TARGET_VERDICTS]
-
-    def _severity(self, reading: TargetReading) -> Samples:
-        return [
-            ("", self._whose(engine), "", "", float(engine.judgement.severity.rank))
-            for engine in reading.engines.values()
-        ]
-
-    def _target_severity(self, reading: TargetReading) -> Samples:
-        return [("", self._labels, "", "", float(reading.severity.rank))]
-
-    def _target_findings(self, reading: TargetReading) -> Samples:
-        return [("", self._labels, "finding", name, 1.0) for name in reading.judgement.findings]
 
     def _model_findings(self, reading: TargetReading) -> Samples:
         return [
