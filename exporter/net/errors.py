@@ -1,6 +1,5 @@
 """What can go wrong with an HTTP request, as one of a few named errors with a detail that is safe to show."""
 
-import errno
 import os
 import ssl
 from collections.abc import Mapping
@@ -36,13 +35,6 @@ _BY_TYPE: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...
         "connection_reset",
     ),
 )
-_BY_ERRNO: Final = {
-    errno.ECONNREFUSED: "connection_refused",
-    errno.ECONNRESET: "connection_reset",
-    errno.ECONNABORTED: "connection_reset",
-    errno.EPIPE: "connection_reset",
-    errno.ETIMEDOUT: "timeout",
-}
 _LONGEST_CHAIN: Final = 8
 
 
@@ -59,11 +51,7 @@ class RefusedError(Exception):
 
 
 def explain(problem: BaseException) -> tuple[str, str]:
-    """Classify an exception of a request.
-
-    Returns:
-        A key of `REASONS` (or ``http_<status>``), and one line that repeats nothing the exception quotes.
-    """
+    """Return a reason (a key of `REASONS`, or ``http_<status>``), and a line without its words."""
     if isinstance(problem, RefusedError):
         return problem.reason, str(problem)
     chain = _chain(problem)
@@ -106,9 +94,6 @@ def _reason(chain: list[BaseException]) -> str:
     for types, reason in _BY_TYPE:
         if any(isinstance(link, types) for link in chain):
             return reason
-    for link in chain:
-        if isinstance(link, OSError) and link.errno in _BY_ERRNO:
-            return _BY_ERRNO[link.errno]
     if isinstance(first, OSError | aiohttp.ClientConnectionError):
         return "unreachable"
     return "protocol"

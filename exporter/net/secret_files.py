@@ -37,11 +37,7 @@ class SecretFile:
         self._text = ""
 
     def read(self) -> str:
-        """The text, without space around it: a file's last newline is not part of a secret.
-
-        Raises:
-            RefusedError: the file cannot be read.
-        """
+        """Return the text without space around it; raises RefusedError if the file cannot be read."""
         try:
             stat = self._path.stat()
             if not S_ISREG(stat.st_mode):  # a pipe would block everything

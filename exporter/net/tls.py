@@ -20,8 +20,7 @@ _CONTEXTS: WeakValueDictionary[Hashable, ssl.SSLContext] = WeakValueDictionary()
 def context(tls: TlsConfig) -> ssl.SSLContext:
     """Make OpenSSL's form of the settings; equal settings with unchanged files share one.
 
-    Raises:
-        RefusedError: a certificate or key cannot be loaded; the message names the option, and no path.
+    Raises RefusedError if a certificate or key cannot be loaded; the message names the option, and no path.
     """
     paths = (tls.ca_file or ssl.get_default_verify_paths().cafile, tls.cert_file, tls.key_file)
     key = (tls, *map(file_stamp, paths))

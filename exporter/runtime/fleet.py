@@ -77,27 +77,20 @@ class Watched:
             self._client, self.pipeline, Pace(config.poll.interval), self._note, prober=self._prober
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self.collector, self._alerts = self._shown(gate, notifier)
+        self._alerts: TargetAlerts | None = None
+        self.show(gate, notifier)
 
     def show(self, gate: Gate | None, notifier: Notifier) -> None:
-        """Show the target as the only one or as one of several, and push its alerts elsewhere.
-
-        Args:
-            gate: shared by several targets; None for a target that is the only one.
-            notifier: gets its alerts from now on.
-        """
-        self._alerts.end()
-        self.collector, self._alerts = self._shown(gate, notifier)
-
-    def _shown(self, gate: Gate | None, notifier: Notifier) -> tuple[ReadingCollector, TargetAlerts]:
+        """Show the target as the only one (without a gate) or one of several, and move its alerts."""
+        if self._alerts is not None:
+            self._alerts.end()
         self._watcher.place = None if gate is None else Place(self.target.name, gate)
         labels: Labels = () if gate is None else (("target", self.target.name), *self.target.labels)
         self.counts.label(labels)
-        clocks = self._clocks
-        collector = ReadingCollector(
-            lambda: self.reading, clocks.monotonic, clocks.wall, self._own.collect_error, labels
+        self.collector = ReadingCollector(
+            lambda: self.reading, *self._clocks, self._own.collect_error, labels
         )
-        return collector, notifier.target(dict(labels))
+        self._alerts = notifier.target(dict(labels))
 
     def start(self) -> None:
         """Begin to poll."""
@@ -110,7 +103,7 @@ class Watched:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if gone:
+        if gone and self._alerts is not None:
             self._alerts.end()
         await self._client.close()
         await self._prober.close()
@@ -127,7 +120,8 @@ class Watched:
             skipped=outcome.skipped,
             unreadable=outcome.reading.unreadable,
         )
-        self._alerts.note(outcome.reading)
+        if self._alerts is not None:
+            self._alerts.note(outcome.reading)
 
 
 class Fleet:
@@ -270,20 +264,17 @@ class Fleet:
             for target in source.targets:
                 doubled += wanted.setdefault(target.key, target) != target
         most = self._config.poll.max_targets
-        self._note_left_out(max(0, len(wanted) - most), doubled)
-        if len(wanted) > most:
-            first = sorted(wanted.values(), key=lambda target: target.key not in self._watched)
-            wanted = {target.key: target for target in first[:most]}
-        return wanted
-
-    def _note_left_out(self, cut: int, doubled: int) -> None:
+        cut = max(0, len(wanted) - most)
         self._own.left_out = cut + doubled
         if cut and not self._left_out[0]:
-            most = self._config.poll.max_targets
             log.warning("too many targets, ignoring some left_out=%d poll.max_targets=%d", cut, most)
         if doubled and not self._left_out[1]:
             log.warning("targets with the same address and labels, watching one of each left_out=%d", doubled)
         self._left_out = (cut, doubled)
+        if cut:
+            first = sorted(wanted.values(), key=lambda target: target.key not in self._watched)
+            wanted = {target.key: target for target in first[:most]}
+        return wanted
 
     def _begin(self, target: Target) -> None:
         watched = self._watched[target.key] = Watched(

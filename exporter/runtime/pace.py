@@ -5,8 +5,7 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from exporter.analysis.median import median
 from exporter.net.backoff import backoff
@@ -40,8 +39,7 @@ class Gate:
         return self._up if up else self._down
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A target's place among others: its name, for the log and its time in the interval, and their gate."""
 
     name: str

@@ -49,17 +49,7 @@ class Watcher:
         *,
         prober: Prober | None = None,
     ) -> None:
-        """Put the parts together.
-
-        Args:
-            client: fetches bodies.
-            pipeline: turns them into readings.
-            pace: computes when to poll.
-            on_outcome: gets every poll; must not block.
-            clock: monotonic seconds.
-            sleep: waits for some seconds.
-            prober: asks for the server's configuration; runs in a task of its own.
-        """
+        """Put the parts together; `on_outcome` gets every poll, and must not block."""
         self.place: Place | None = None
         self._client = client
         self._pipeline = pipeline

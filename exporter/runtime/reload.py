@@ -39,14 +39,7 @@ class Reloader:
         users: Sequence[User],
         on_reload: Callable[[bool], None],
     ) -> None:
-        """Prepare.
-
-        Args:
-            config: the one in use.
-            load: reads the configuration again; without it nothing is ever reloaded.
-            users: every section must have one.
-            on_reload: called with the success of each reload.
-        """
+        """Prepare; without `load` nothing is ever reloaded, `on_reload` gets the success of each reload."""
         self.config = config
         self.users = users
         self.due = asyncio.Event()

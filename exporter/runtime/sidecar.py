@@ -5,6 +5,7 @@ import json
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import prometheus_client
@@ -33,20 +34,16 @@ __all__ = ["FleetViews", "Sidecar", "run"]
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class FleetViews:
     """The fleet as the web server shows it, built from the latest readings on request."""
 
-    def __init__(self, fleet: Fleet, own: ExporterMetrics, process: ProcessCollector) -> None:
-        self._fleet = fleet
-        self._own = own
-        self._process = process
+    _fleet: Fleet
+    _own: ExporterMetrics
+    _process: ProcessCollector
 
     def status(self, name: str | None = None) -> Mapping[str, Any] | Coroutine[Any, Any, bytes]:
-        """Return the state for the API: an object, or the making of a text if there are many targets.
-
-        Args:
-            name: of the one target wanted, None for all.
-        """
+        """Return the state of all targets or of one: an object, or the making of a text if there are many."""
         if self._fleet.several:
             return self._status_text(name)
         return _document([self._status_of(watched) for watched in self._fleet])
@@ -145,11 +142,7 @@ class Sidecar:
         return list(self._fleet)
 
     async def start(self) -> str:
-        """Serve and begin to poll; returns the base URL.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+        """Serve and begin to poll; returns the base URL, raises OSError if it cannot listen."""
         url = await self._server.start()
         raise_file_limit(self.reloader.config)
         self._pushing = asyncio.create_task(self._notifier.run())
@@ -218,11 +211,7 @@ async def _cancel(task: asyncio.Task[Any] | None) -> None:
 
 
 async def run(config: Config, load: Callable[[], Config] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration.
-
-    Raises:
-        OSError: the address cannot be listened on.
-    """
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration. Raises OSError if it cannot listen."""
     sidecar = Sidecar(config, load)  # it may read files: until it is made a signal ends the process at once
     stopped = stop_signal()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, sidecar.reloader.due.set)

@@ -286,19 +286,25 @@ def test_targets_come_and_go_without_a_restart(tmp_path, caplog):
     """The series, the connections and the tasks of one that is gone are gone too."""
     path = tmp_path / "t.json"
 
+    def polling() -> int:
+        """Return how many tasks poll or ask a target; others come and go with each request."""
+        ran = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        return sum(name in {"Watcher.run", "Prober.run", "Watched.stop"} for name in ran)
+
     async def scenario():
         async with servers(Server(), Server()) as (one, two):
             write(path, one)
             async with running(of_file(path)) as (_, base):
                 await until(lambda: one.polls, "the first is polled")
-                tasks = len(asyncio.all_tasks())
+                tasks = polling()
                 write(path, one, two)
                 await until(lambda: two.polls, "the second is polled")
+                assert polling() == 2 * tasks == 4
                 assert two.name in await got(base)
                 write(path, one)
                 await until(lambda: not two.open_connections, "the second is left alone")
                 text = await got(base)
-                await until(lambda: len(asyncio.all_tasks()) == tasks, "its tasks have ended")
+                await until(lambda: polling() == tasks, "its tasks have ended")
                 assert two.name not in text
                 assert one.name in text
                 polls = len(two.polls)

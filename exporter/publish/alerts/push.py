@@ -61,14 +61,7 @@ class Notifier:
         wall_clock: Callable[[], float],
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        """Prepare, without opening a connection.
-
-        Args:
-            config: the Alertmanagers; without urls nothing is ever pushed.
-            count: gets an outcome and the number of its alerts, once per Alertmanager.
-            wall_clock: unix seconds.
-            sleep: waits for some seconds.
-        """
+        """Prepare; `count` gets an outcome and the number of its alerts, once per Alertmanager."""
         self.closed = not config.urls
         self._config = config
         self._wall_clock = wall_clock
@@ -135,7 +128,9 @@ class _Peer:
     ) -> None:
         self._url = url + config.path_prefix + _PATH
         self._config = config
-        self._credentials = _Credentials(config)
+        token, password = config.bearer_token_file, config.basic_auth.password_file
+        self._token_file = SecretFile(token, "bearer_token_file") if token else None
+        self._password_file = SecretFile(password, "basic_auth.password_file") if password else None
         self._count = count
         self._wall_clock = wall_clock
         self._sleep = sleep
@@ -215,11 +210,28 @@ class _Peer:
         async with self._session.post(
             self._url,
             data=payload,
-            headers=self._credentials.headers(),
+            headers=self._headers(),
             allow_redirects=False,
             server_hostname=self._config.tls.server_name,
         ) as response:
             return response.status
+
+    def _headers(self) -> CIMultiDict[str]:
+        """Return the headers now; raises RefusedError if a file with a secret cannot be used."""
+        config, basic = self._config, self._config.basic_auth
+        headers = CIMultiDict(
+            {"Content-Type": "application/json", "User-Agent": f"vllm-preemption-exporter/{__version__}"}
+        )
+        headers.update({name: value.reveal() for name, value in config.headers.items()})
+        if config.tenant is not None:
+            headers["X-Scope-OrgID"] = config.tenant
+        token = _secret(config.bearer_token, self._token_file)
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        elif basic.username is not None:
+            pair = f"{basic.username}:{_secret(basic.password, self._password_file)}".encode()
+            headers["Authorization"] = f"Basic {b64encode(pair).decode()}"
+        return headers
 
     async def _drop_session(self) -> None:
         session, self._session = self._session, None
@@ -253,33 +265,6 @@ def body(notices: Sequence[Notice]) -> bytes:
         for notice in notices
     ]
     return json.dumps(alerts).encode()
-
-
-class _Credentials:
-    """The headers of each push; secrets in files are read again after a change."""
-
-    def __init__(self, config: AlertmanagerConfig) -> None:
-        self._config = config
-        token, password = config.bearer_token_file, config.basic_auth.password_file
-        self._token_file = SecretFile(token, "bearer_token_file") if token else None
-        self._password_file = SecretFile(password, "basic_auth.password_file") if password else None
-
-    def headers(self) -> CIMultiDict[str]:
-        """Return the headers now; raises RefusedError if a file with a secret cannot be used."""
-        config, basic = self._config, self._config.basic_auth
-        headers = CIMultiDict(
-            {"Content-Type": "application/json", "User-Agent": f"vllm-preemption-exporter/{__version__}"}
-        )
-        headers.update({name: value.reveal() for name, value in config.headers.items()})
-        if config.tenant is not None:
-            headers["X-Scope-OrgID"] = config.tenant
-        token = _secret(config.bearer_token, self._token_file)
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        elif basic.username is not None:
-            pair = f"{basic.username}:{_secret(basic.password, self._password_file)}".encode()
-            headers["Authorization"] = f"Basic {b64encode(pair).decode()}"
-        return headers
 
 
 def _secret(given: Secret | None, file: SecretFile | None) -> str | None:

@@ -33,14 +33,7 @@ _SUFFICES: Final = {True: "suffices alone", False: "not enough alone"}
 
 
 def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dict[str, Any]:
-    """Prepare the card of an engine, without its id.
-
-    Args:
-        view: what to show.
-        index: the place of its target in the view.
-        name: of the engine, as in `engine_names`.
-        engine: its reading.
-    """
+    """Prepare the card, without its id, of an engine of the target at a place in the view."""
     target, judgement, table = view.targets[index], engine.judgement, catalogue.load()
     entry = table.verdicts[judgement.verdict]
     # Where the target's own card has the same verdict, the engine's card does not repeat its explanation.

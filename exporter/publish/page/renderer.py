@@ -11,6 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -46,16 +47,21 @@ ASSETS: Final[Mapping[str, str]] = {
     "page.js": "text/javascript; charset=utf-8",
     "page.svg": "image/svg+xml",
 }
+# Title, short name and unit of the charts' signals, for page.js.
+_WORDS: Final = json.dumps(
+    {name: [WORDS[name].title, WORDS[name].short, WORDS[name].unit] for name in COLUMNS},
+    separators=(",", ":"),
+)
 # Names of the chosen engine and target; None is no choice.
 Chosen: TypeAlias = tuple[str | None, str | None]
 
 
+@dataclass
 class Answer:
     """A body and its compressed form, which is made at its first use."""
 
-    def __init__(self, body: bytes, content_type: str) -> None:
-        self.body = body
-        self.content_type = content_type
+    body: bytes
+    content_type: str
 
     @cached_property
     def packed(self) -> bytes:
@@ -117,7 +123,7 @@ class Page:
             now=" ".join(f"{view.now - _start(view, target):.1f}" for target in view.targets),
             clock=f"{view.wall:.1f}",
             every=f"{self._every:g}",
-            words=_words(),
+            words=_WORDS,
             targets=target_table(view, shown) if several else None,
             sections=sections,
             own=view.own,
@@ -154,25 +160,13 @@ def page_template() -> "Template":
     return environment.get_template("page.html")
 
 
-@cache
-def _words() -> str:
-    """Return title, short name and unit of the charts' signals as JSON, for page.js."""
-    words = {name: [WORDS[name].title, WORDS[name].short, WORDS[name].unit] for name in COLUMNS}
-    return json.dumps(words, separators=(",", ":"))
-
-
 def _known(view: View, chosen: Chosen) -> Chosen:
     """Replace unknown names by None."""
     engine, target = chosen
     if target not in {one.name for one in view.targets if one.name}:
         target = None
-    engines = {
-        name
-        for one in view.targets
-        if one.reading is not None and target in (None, one.name)
-        for name in engine_names(one.reading)
-    }
-    return (engine if engine in engines else None), target
+    readings = [one.reading for one in view.targets if one.reading and target in (None, one.name)]
+    return (engine if any(engine in engine_names(one) for one in readings) else None), target
 
 
 def _history(view: View, chosen: Chosen) -> Answer:
@@ -208,13 +202,7 @@ def assets() -> tuple[Mapping[str, Answer], str]:
 
 
 def own_lines(own: PollCounts, process: Iterable[Metric], wall: float) -> Mapping[str, str]:
-    """Return the exporter's overhead in words.
-
-    Args:
-        own: its polls of all targets together.
-        process: prometheus-client's metrics of this process; may be empty.
-        wall: unix seconds now.
-    """
+    """Return the exporter's overhead in words; `own` counts its polls of all targets together."""
     usage = {sample.name: sample.value for family in process for sample in family.samples}
     failed, answered = sum(own.errors.values()), sum(own.durations)
     lines = {"Polls": f"{own.polls}, {failed} failed, {own.skipped} skipped"}

@@ -49,17 +49,11 @@ def target_table(view: View, shown: Sequence[int]) -> Mapping[str, Any]:
 
 
 def target_section(view: View, index: int, chosen: str | None) -> Mapping[str, Any]:
-    """Prepare a target that is shown in full.
-
-    Args:
-        view: what to show.
-        index: the target's place in the view.
-        chosen: the name of the one engine to show in full.
-    """
+    """Prepare a target that is shown in full, by its place in the view; `chosen` is the name of an engine."""
     target = view.targets[index]
     reading = target.reading
-    section: dict[str, Any] = {"index": index, "target": target, "reading": reading, "cards": []}
-    section["overview"] = None
+    section: dict[str, Any] = {"index": index, "target": target, "reading": reading}
+    section |= {"cards": [], "overview": None}
     if reading is None:
         return section
     engines = rank_engines(target)

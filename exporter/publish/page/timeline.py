@@ -69,8 +69,8 @@ class Track:
         """Add the engine's reading after a poll."""
         if engine.seen_at == t:
             self._add_point(t, engine)
-        elif engine.missing or t - engine.seen_at > max_age:
-            self._add_gap(t)
+        elif (engine.missing or t - engine.seen_at > max_age) and self.times and not self._ends_in_gap():
+            self._add_unknown(t)
         judgement = engine.judgement
         change = Change(t, judgement.verdict, judgement.severity.value)
         if not self.changes or self.changes[-1][1:] != change[1:]:
@@ -98,20 +98,16 @@ class Track:
         }
 
     def _add_point(self, t: float, engine: EngineReading) -> None:
-        replaces = bool(self.times) and t - self.times[-1] < _STEP and not self._ends_in_gap()
-        if not replaces:
-            self.times.append(t)
+        if not self.times or t - self.times[-1] >= _STEP or self._ends_in_gap():
+            self._add_unknown(t)
         for name, column in self.columns.items():
             value = getattr(engine.signals, name)
-            if not replaces:
-                column.append(math.nan)
             column[-1] = math.nan if value is None else value
 
-    def _add_gap(self, t: float) -> None:
-        if self.times and not self._ends_in_gap():
-            self.times.append(t)
-            for column in self.columns.values():
-                column.append(math.nan)
+    def _add_unknown(self, t: float) -> None:
+        self.times.append(t)
+        for column in self.columns.values():
+            column.append(math.nan)
 
     def _ends_in_gap(self) -> bool:
         return all(math.isnan(column[-1]) for column in self.columns.values())

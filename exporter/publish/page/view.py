@@ -26,10 +26,7 @@ TARGETS_IN_FULL: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class TargetView:
-    """A target as the page shows it: its URL without secrets, the last reading, the last ten minutes.
-
-    One of several targets also has a name and labels.
-    """
+    """A target: its URL without secrets, its last reading and ten minutes; one of several has a name too."""
 
     url: str
     reading: TargetReading | None
@@ -40,13 +37,7 @@ class TargetView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything that one rendering of the page shows.
-
-    Attributes:
-        now: by the clock of the readings.
-        wall: the same moment in unix seconds.
-        own: the exporter's overhead, by name.
-    """
+    """Everything that one rendering shows. `now` is by the clock of the readings, `wall` in unix seconds."""
 
     now: float
     wall: float
@@ -76,10 +67,7 @@ def shown_targets(view: View, chosen: str | None) -> Sequence[int]:
 
 
 def shown_engines(target: TargetView, chosen: str | None) -> Sequence[str]:
-    """Return the names of the engines that are shown in full: the chosen one, else those not healthy.
-
-    Where all are healthy it is the first one.
-    """
+    """Return the engines that are shown in full: the chosen one, else those not healthy, else the first."""
     engines = rank_engines(target)
     if chosen is not None and chosen in engines:
         return (chosen,)

@@ -49,13 +49,7 @@ def make_app(
     status: Callable[..., Mapping[str, Any] | Awaitable[bytes]],
     page: Page | None = None,
 ) -> web.Application:
-    """Make the application.
-
-    Args:
-        scrape: makes the text of `/metrics`.
-        status: the state now, as an object or as JSON text; takes the name of a target.
-        page: the status page; None for none.
-    """
+    """Make the application; `status` returns the state (of a target by name) as an object or as JSON text."""
 
     async def metrics(request: web.Request) -> web.Response:
         return await _packed(request, *await scrape.text(request.headers.get("Accept", "")))

@@ -109,7 +109,7 @@ class Connections:
     def secure(self, connection: "_Connection", plain: asyncio.Transport, context: "ssl.SSLContext") -> None:
         """Start TLS on a connection that was accepted."""
         plain.pause_reading()  # until TLS listens
-        task = asyncio.get_running_loop().create_task(self._handshake(connection, plain, context))
+        task = asyncio.create_task(self._handshake(connection, plain, context))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
@@ -153,9 +153,8 @@ class Connections:
             if connection.late(now):
                 connection.end()
         self._full = self._full and len(self._open) >= self._most // 2
-        self._sweeper = (
-            asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep) if self._open else None
-        )
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(_SWEEP_SECONDS, self._sweep) if self._open else None
 
 
 class _Connection(asyncio.Protocol):

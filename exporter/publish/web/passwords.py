@@ -108,11 +108,7 @@ class Passwords:
 
 
 def load_bcrypt() -> Any:
-    """The package bcrypt.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return the package bcrypt; raises ConfigError if it is not installed."""
     try:
         import bcrypt  # noqa: PLC0415 (an extra: most sidecars have no users)
     except ImportError:

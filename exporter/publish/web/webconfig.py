@@ -151,11 +151,7 @@ class WebFile(Section):
 
 
 def read(text: str, name: str) -> WebFile:
-    """Read the file's text.
-
-    Raises:
-        ConfigError: with all problems; they repeat no part of a hash or password.
-    """
+    """Read the file's text; raises ConfigError with all problems, but no part of a hash or password."""
     tree, problems = read_yaml(text, name, named=_USERS_KEY)
     if not problems:
         found: list[str] = []
@@ -180,11 +176,7 @@ class Guard:
     """
 
     def __init__(self, path: str) -> None:
-        """Read the file and all files that it names.
-
-        Raises:
-            ConfigError: with all problems.
-        """
+        """Read the file and all files that it names; raises ConfigError with all problems."""
         self.seconds = CHECK_SECONDS
         self.context: ssl.SSLContext | None = None
         self.passwords = Passwords()
@@ -201,10 +193,9 @@ class Guard:
         return self._file.http_server_config.headers
 
     async def refresh(self) -> bool:
-        """Read the files again if one has changed; an invalid one is logged, and changes nothing.
+        """Read the files again if one has changed, and return whether new connections need a new TLS context.
 
-        Returns:
-            Whether new connections need a new TLS context.
+        An invalid file is logged, and changes nothing.
         """
         before = self.context
         try:
