@@ -60,19 +60,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a condition must last before Prometheus fires its alert, and how long the alert stays after.
+    """How long a condition must last before its alert fires, and how long the alert stays after it."""
 
-    Attributes:
-        why: the reason for `wait`.
-        wait: ``for`` of the rule; empty means at once.
-        keep: ``keep_firing_for`` of the rule; empty means not at all.
-        why_keep: the reason for `keep`.
-    """
-
-    why: str
-    wait: str = ""
-    keep: str = ""
-    why_keep: str = ""
+    why: str  # the reason for `wait`
+    wait: str = ""  # ``for`` of the rule; empty means at once
+    keep: str = ""  # ``keep_firing_for`` of the rule; empty means not at all
+    why_keep: str = ""  # the reason for `keep`
 
 
 @dataclass(frozen=True, slots=True)

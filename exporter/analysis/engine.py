@@ -32,39 +32,27 @@ RENEW_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """The state of one engine after a poll.
-
-    Attributes:
-        seen_at: time of the last good body that had it.
-        missing: the last good body did not have it.
-        signals: None is unknown, as are all measured ones once they are too old.
-        judgement: its verdict, with evidence.
-        findings: names of the facts beside the verdict.
-        advice: what to change, and what will not help.
-        server_facts: the known settings of its server, and their sources.
-        saturation: demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
-        verdict_seconds: seconds in each verdict since the engine was first seen.
-        kv_polls: polls per bucket of KV usage since the engine was first seen, one more than the bounds.
-        kv_sum: sum of the polled usage.
-        restarts: new processes seen behind this engine.
-    """
+    """The state of one engine after a poll."""
 
     key: EngineKey
-    seen_at: float
-    missing: bool
-    signals: Signals
-    judgement: Judgement
+    seen_at: float  # time of the last good body that had it
+    missing: bool  # the last good body did not have it
+    signals: Signals  # None is unknown, as are all measured ones once they are too old
+    judgement: Judgement  # its verdict, with evidence
     untrusted: Mapping[str, str]
     duplicates: frozenset[str]
     cache: CacheConfig | None
     version: tuple[int, ...]
+    # Polls per bucket of KV usage since the engine was first seen, one more than the bounds.
     kv_polls: tuple[int, ...]
-    kv_sum: float
-    restarts: int
-    verdict_seconds: Mapping[str, float]
-    findings: tuple[str, ...] = ()
-    advice: Advice = field(default_factory=Advice)
+    kv_sum: float  # sum of the polled usage
+    restarts: int  # new processes seen behind this engine
+    verdict_seconds: Mapping[str, float]  # seconds in each verdict since the engine was first seen
+    findings: tuple[str, ...] = ()  # names of the facts beside the verdict
+    advice: Advice = field(default_factory=Advice)  # what to change, and what will not help
+    # The known settings of its server, and their sources.
     server_facts: ServerFacts = field(default_factory=ServerFacts)
+    # Demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
     saturation: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -24,17 +24,11 @@ _FROM_LENGTHS: Final = "lengths of finished requests"
 
 @dataclass(frozen=True, slots=True)
 class KvContext:
-    """Tokens of KV cache per running request.
+    """Tokens of KV cache per running request."""
 
-    Attributes:
-        mean: h of the formulas.
-        deviation: its standard deviation.
-        source: the data it was computed from, in words.
-    """
-
-    mean: float
-    deviation: float
-    source: str
+    mean: float  # h of the formulas
+    deviation: float  # its standard deviation
+    source: str  # the data it was computed from, in words
 
 
 def context_per_request(s: Situation) -> KvContext | None:

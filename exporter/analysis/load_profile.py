@@ -13,47 +13,31 @@ _DIGITS: Final = 6
 
 
 class StepSlice(NamedTuple):
-    """Some engine steps in a row, with requests running in every poll of that time.
+    """Some engine steps in a row, with requests running in every poll of that time."""
 
-    Attributes:
-        seconds: how long they took.
-        steps: those that generated a token.
-        tokens: computed in them, prompt and output.
-        sequences: sum over the steps of the requests running in each.
-    """
-
-    seconds: float
-    steps: float
-    tokens: float
-    sequences: float
+    seconds: float  # how long they took
+    steps: float  # those that generated a token
+    tokens: float  # computed in them, prompt and output
+    sequences: float  # sum over the steps of the requests running in each
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProfile:
-    """Means over a window; None is unknown. The fields have the names of the JSON document.
-
-    Attributes:
-        arrivals_per_second: finished requests and the growth of the requests in the engine, per second.
-        preemptions_per_minute: counted by the server.
-        prompt_tokens: lengths of finished requests, as are `output_tokens`.
-        steps: slices of the window.
-        num_gpu_blocks: as the server reports it: of all its data-parallel engines together.
-        block_size: tokens per block.
-    """
+    """Means over a window; None is unknown. The fields have the names of the JSON document."""
 
     window_seconds: float
-    arrivals_per_second: float
+    arrivals_per_second: float  # finished requests and the growth of the requests in the engine, per second
     requests_running_mean: float
     requests_running_max: float
     requests_waiting_mean: float
-    preemptions_per_minute: float | None
+    preemptions_per_minute: float | None  # counted by the server
     prefix_cache_hit_ratio: float | None
-    prompt_tokens: LengthHistogram | None
+    prompt_tokens: LengthHistogram | None  # lengths of finished requests, as are `output_tokens`
     output_tokens: LengthHistogram | None
-    steps: tuple[StepSlice, ...]
+    steps: tuple[StepSlice, ...]  # slices of the window
     kv_capacity_tokens: float | None
-    num_gpu_blocks: int | None
-    block_size: int | None
+    num_gpu_blocks: int | None  # as the server reports it: of all its data-parallel engines together
+    block_size: int | None  # tokens per block
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document; the bound of the last bucket is null."""

@@ -42,31 +42,19 @@ class ModelReading:
 
 @dataclass(frozen=True, slots=True)
 class TargetReading:
-    """The state of a target after a poll.
+    """The state of a target after a poll."""
 
-    Attributes:
-        t: time of the poll.
-        up: whether this poll succeeded.
-        error: why it failed, in one word; None if it succeeded.
-        good_at: time of the last poll that succeeded, None before the first.
-        max_age: seconds after which measured values are unknown.
-        judgement: the target's own verdict.
-        restarts: new server processes seen; one process may have several engines.
-        unreadable: lines of known names in this body that are invalid, too long or too many.
-        engines: those known, in the order of their keys.
-        models: by name.
-    """
-
-    t: float
-    up: bool
-    error: str | None
-    good_at: float | None
-    max_age: float
-    judgement: TargetJudgement
-    restarts: int = 0
-    unreadable: int = 0
+    t: float  # time of the poll
+    up: bool  # whether this poll succeeded
+    error: str | None  # why it failed, in one word; None if it succeeded
+    good_at: float | None  # time of the last poll that succeeded, None before the first
+    max_age: float  # seconds after which measured values are unknown
+    judgement: TargetJudgement  # the target's own verdict
+    restarts: int = 0  # new server processes seen; one process may have several engines
+    unreadable: int = 0  # lines of known names in this body that are invalid, too long or too many
+    # The known ones, in the order of their keys.
     engines: Mapping[EngineKey, EngineReading] = field(default_factory=dict)
-    models: Mapping[str, ModelReading] = field(default_factory=dict)
+    models: Mapping[str, ModelReading] = field(default_factory=dict)  # by name
 
     @property
     def severity(self) -> Severity:

@@ -16,19 +16,12 @@ _ENGINE_MISSING: Final = "engine_missing"
 
 @dataclass(frozen=True, slots=True)
 class TargetJudgement:
-    """The judgement of a target.
+    """The judgement of a target."""
 
-    Attributes:
-        verdict: `REACHABLE` where an engine can be read.
-        severity: of the verdict or the finding.
-        findings: ``engine_missing`` or nothing.
-        fixes: ids of the fixes of the verdict or the finding.
-    """
-
-    verdict: str
-    severity: Severity
-    findings: tuple[str, ...] = ()
-    fixes: tuple[str, ...] = ()
+    verdict: str  # `REACHABLE` where an engine can be read
+    severity: Severity  # of the verdict or the finding
+    findings: tuple[str, ...] = ()  # ``engine_missing`` or nothing
+    fixes: tuple[str, ...] = ()  # ids of the fixes of the verdict or the finding
 
 
 def judge_target(

@@ -22,23 +22,14 @@ Unit = Literal["ratio", "seconds", "requests", "tokens", "per_second", "number"]
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One number: a field of `Signals`, or evidence or an input that is no field.
+    """One number: a field of `Signals`, or evidence or an input that is no field."""
 
-    Attributes:
-        name: of the field, metric, evidence or input.
-        title: as the title of a chart or a panel.
-        short: as a column head, or beside the number in a sentence.
-        unit: of the value; a ``ratio`` is shown in per cent.
-        digits: digits after the decimal point, as shown.
-        help: a sentence with window and source, which is also the metric's HELP.
-    """
-
-    name: str
-    title: str
-    short: str
-    unit: Unit
-    digits: int = 0
-    help: str = ""
+    name: str  # of the field, metric, evidence or input
+    title: str  # as the title of a chart or a panel
+    short: str  # as a column head, or beside the number in a sentence
+    unit: Unit  # of the value; a ``ratio`` is shown in per cent
+    digits: int = 0  # digits after the decimal point, as shown
+    help: str = ""  # a sentence with window and source, which is also the metric's HELP
 
     def format(self, value: float) -> str:
         """Format a value with its unit: ``97%``, ``0.032 s``, ``14``; small values keep two digits."""

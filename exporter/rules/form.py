@@ -25,19 +25,12 @@ spec:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A recording rule or an alert.
+    """A recording rule or an alert."""
 
-    Attributes:
-        name: of the series or of the alert.
-        expr: PromQL, of one or more lines.
-        comment: for the reader of the file.
-        timing: of an alert; None makes it a recording rule.
-    """
-
-    name: str
-    expr: str
-    comment: str = ""
-    timing: Timing | None = None
+    name: str  # of the series or of the alert
+    expr: str  # PromQL, of one or more lines
+    comment: str = ""  # for the reader of the file
+    timing: Timing | None = None  # of an alert; None makes it a recording rule
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
 

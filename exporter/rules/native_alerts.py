@@ -20,25 +20,16 @@ _DEFERRED: Final = ("deferred_low", "requests_deferred")
 
 @dataclass(frozen=True, slots=True)
 class NativeAlert:
-    """One alert.
+    """One alert."""
 
-    Attributes:
-        entry: the verdict or finding whose words, topic and timing it uses.
-        condition: PromQL per engine.
-        shown: numbers of the description: a recorded series, and the signal whose words it has.
-        summary: its own sentence, where it proves less than the verdict.
-        comment: for the reader of the file.
-        page: whether the model has a paging alert too.
-        severity: of the alert of one engine.
-    """
-
-    entry: str
-    condition: str
+    entry: str  # the verdict or finding whose words, topic and timing it uses
+    condition: str  # PromQL per engine
+    # Numbers of the description: a recorded series, and the signal whose words it has.
     shown: tuple[tuple[str, str], ...] = ()
-    summary: str = ""
-    comment: str = ""
-    page: bool = False
-    severity: Severity = Severity.WARNING
+    summary: str = ""  # its own sentence, where it proves less than the verdict
+    comment: str = ""  # for the reader of the file
+    page: bool = False  # whether the model has a paging alert too
+    severity: Severity = Severity.WARNING  # of the alert of one engine
 
     @property
     def name(self) -> str:

@@ -12,19 +12,12 @@ __all__ = ["RECORDED", "Recorded", "any_name", "recorded"]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One recording rule.
+    """One recording rule."""
 
-    Attributes:
-        reading: its name in the table of vLLM's names.
-        name: of the rule, after the level and ``vllm_``.
-        function: of a series in its window; ``{}`` stands for the series.
-        over: the aggregation over the series of one engine: several processes may print it.
-    """
-
-    reading: str
-    name: str
-    function: str
-    over: str
+    reading: str  # its name in the table of vLLM's names
+    name: str  # of the rule, after the level and ``vllm_``
+    function: str  # of a series in its window; ``{}`` stands for the series
+    over: str  # the aggregation over the series of one engine: several processes may print it
 
 
 _LOW: Final = "quantile_over_time(0.25, {}[3m])"

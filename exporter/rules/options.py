@@ -25,27 +25,16 @@ _SELECTOR: Final = re.compile(rf"{_MATCHER}(?:\s*,\s*{_MATCHER})*")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of an installation, as the command's arguments of the same names.
+    """The options of an installation, as the command's arguments of the same names."""
 
-    Attributes:
-        selector: label matchers for every series, as between braces.
-        job: of the scrape of the exporter (of vLLM, for the rules without the sidecar).
-        server_label: the label that distinguishes servers; ``instance`` outside Kubernetes.
-        page_by: whether the model or each engine pages.
-        runbook_base: where the runbooks are, if not where the exporter's are.
-        dashboard_base: where Grafana is.
-        labels: added to every alert.
-        disabled: alerts that are left out.
-    """
-
-    selector: str = ""
-    job: str = ""
-    server_label: str = "pod"
-    page_by: str = "model"
-    runbook_base: str = ""
-    dashboard_base: str = ""
-    labels: Sequence[tuple[str, str]] = ()
-    disabled: Collection[str] = ()
+    selector: str = ""  # label matchers for every series, as between braces
+    job: str = ""  # of the scrape of the exporter (of vLLM, for the rules without the sidecar)
+    server_label: str = "pod"  # the label that distinguishes servers; ``instance`` outside Kubernetes
+    page_by: str = "model"  # whether the model or each engine pages
+    runbook_base: str = ""  # where the runbooks are, if not where the exporter's are
+    dashboard_base: str = ""  # where Grafana is
+    labels: Sequence[tuple[str, str]] = ()  # added to every alert
+    disabled: Collection[str] = ()  # alerts that are left out
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,7 @@ def asked(expr: str) -> str:
 def number(one: Signal, expr: str) -> str:
     """Return code, on a line of its own, that prints a number with its words, or nothing if it is unknown.
 
-    Args:
-        one: the words.
-        expr: PromQL of one value, with ``%s`` for the matchers.
+    `expr` is PromQL of one value, with ``%s`` for the matchers.
     """
     scale, sign = ("100 * ", "%%") if one.unit == "ratio" else ("", "")
     words = one.phrase(f'{{{{ . | first | value | printf "%.{one.digits}f{sign}" }}}}')
@@ -98,7 +96,7 @@ def one_of(label: str, there: str, missing: str) -> str:
 def text(
     entry: Verdict | Finding,
     scope: Scope,
-    place_code: str,
+    where: str,
     numbers: Sequence[str] = (),
     listed: Sequence[str] = (),
 ) -> str:
@@ -107,11 +105,11 @@ def text(
     Args:
         entry: of the alert.
         scope: of the alert.
-        place_code: of `place`.
+        where: code of `place`.
         numbers: code of `number`; each writes its own comma, because any may be unknown.
         listed: fixes in words, where they are not ranked.
     """
-    who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=place_code)
+    who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=where)
     if not numbers:
         return description(entry, who, (), listed)
     told = "".join(numbers) + '\n{{- "" }}'

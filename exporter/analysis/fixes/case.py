@@ -18,27 +18,19 @@ QUEUES: Final = frozenset({"kv_bound", "seat_bound", "prefill_bound", "queue_not
 
 @dataclass(frozen=True, slots=True)
 class FixAdvice:
-    """One thing to change.
+    """One thing to change."""
 
-    Attributes:
-        fix: its id in the catalogue.
-        value: for the flag; None where none can be computed.
-        flag: ready to paste, None where no flag does it.
-        gain: KV capacity after the change / before, or demand before / after; None if unknown.
-        suffices: whether it alone covers the need; None if unknown.
-        inputs: the numbers it was computed from, by name.
-        missing: settings or metrics that are needed to compute it, in words; empty if none are missing.
-        note: an assumption or a limit worth a sentence.
-    """
-
-    fix: str
-    value: float | int | str | None = None
-    flag: str | None = None
+    fix: str  # its id in the catalogue
+    value: float | int | str | None = None  # for the flag; None where none can be computed
+    flag: str | None = None  # ready to paste, None where no flag does it
+    # KV capacity after the change / before, or demand before / after; None if unknown.
     gain: float | None = None
-    suffices: bool | None = None
+    suffices: bool | None = None  # whether it alone covers the need; None if unknown
+    # The numbers it was computed from, by name.
     inputs: Mapping[str, float | str] = field(default_factory=dict)
+    # Settings or metrics that are needed to compute it, in words; empty if none are missing.
     missing: str = ""
-    note: str = ""
+    note: str = ""  # an assumption or a limit worth a sentence
 
 
 @dataclass(frozen=True, slots=True)

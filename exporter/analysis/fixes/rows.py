@@ -30,23 +30,14 @@ _CONNECTOR_SIGNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _If:
-    """A fix that is advised under one condition.
+    """A fix that is advised under one condition."""
 
-    Attributes:
-        applies: the condition.
-        reason: why it will not help otherwise.
-        note: of the advice.
-        inputs: numbers that support the advice.
-        value: for the flag.
-        suffices: whether it alone cures this case.
-    """
-
-    applies: Callable[[Case], object]
-    reason: str
-    note: str = ""
-    inputs: Callable[[Case], Inputs] = lambda _case: {}
-    value: float | Callable[[Case], float] | None = None
-    suffices: Callable[[Case], bool | None] = lambda _case: None
+    applies: Callable[[Case], object]  # the condition
+    reason: str  # why it will not help otherwise
+    note: str = ""  # of the advice
+    inputs: Callable[[Case], Inputs] = lambda _case: {}  # numbers that support the advice
+    value: float | Callable[[Case], float] | None = None  # for the flag
+    suffices: Callable[[Case], bool | None] = lambda _case: None  # whether it alone cures this case
 
     def __call__(self, name: str, case: Case) -> Answer:
         if not self.applies(case):
@@ -58,19 +49,12 @@ class _If:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A fix that changes a setting of the server, where that is known.
+    """A fix that changes a setting of the server, where that is known."""
 
-    Attributes:
-        fact: the setting.
-        new: its new value by its present one.
-        gain: of the advice.
-        note: of the advice.
-    """
-
-    fact: str
-    new: Callable[[float], float]
-    gain: float | None = None
-    note: str = ""
+    fact: str  # the setting
+    new: Callable[[float], float]  # its new value by its present one
+    gain: float | None = None  # of the advice
+    note: str = ""  # of the advice
 
     def __call__(self, name: str, case: Case) -> Answer:
         now = case.s.number(self.fact)

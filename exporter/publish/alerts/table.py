@@ -41,21 +41,13 @@ PAGE_SHARE: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert that may be raised.
+    """One alert that may be raised."""
 
-    Attributes:
-        name: ``VllmPreemptionThrash``; of a whole model ``VllmModelPreemptionThrash``.
-        entry: its verdict or finding.
-        scope: an engine, a model, or a target of which no engine can be read.
-        severity: only ``critical`` pages.
-        critical_only: raised only while the verdict is critical.
-    """
-
-    name: str
-    entry: Verdict | Finding
-    scope: Scope
-    severity: Severity
-    critical_only: bool = False
+    name: str  # ``VllmPreemptionThrash``; of a whole model ``VllmModelPreemptionThrash``
+    entry: Verdict | Finding  # its verdict or finding
+    scope: Scope  # an engine, a model, or a target of which no engine can be read
+    severity: Severity  # only ``critical`` pages
+    critical_only: bool = False  # raised only while the verdict is critical
 
 
 NUMBERS: Final = tuple(WORDS[name] for name in (

@@ -13,20 +13,8 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.pipeline import TargetReading
 from exporter.config import AlertmanagerConfig
-from exporter.publish.alerts.table import (
-    FIXES_SHOWN,
-    IDENTITY,
-    NUMBERS,
-    PAGE_SHARE,
-    WORST_ENGINE,
-    Alert,
-    alerts,
-    dashboard_url,
-    description,
-    fix_line,
-    runbook_url,
-    subject,
-)
+from exporter.publish.alerts import table
+from exporter.publish.alerts.table import Alert
 
 __all__ = ["LIFETIMES", "SOURCE", "ActiveAlerts", "Key", "Notice"]
 
@@ -46,55 +34,34 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The state of one alert to send to Alertmanager. Times are unix seconds.
+    """The state of one alert to send to Alertmanager. Times are unix seconds."""
 
-    Attributes:
-        key: its labels.
-        annotations: summary, description, runbook_url and perhaps dashboard_url.
-        starts_at: when it was raised; the same in all its notices.
-        ends_at: when it ended, or will end unless it is sent again.
-        resolved: whether it has ended.
-        useless_at: when sending it no longer has an effect.
-    """
-
-    key: Key
-    annotations: Mapping[str, str]
-    starts_at: float
-    ends_at: float
-    resolved: bool
-    useless_at: float
+    key: Key  # its labels
+    annotations: Mapping[str, str]  # summary, description, runbook_url and perhaps dashboard_url
+    starts_at: float  # when it was raised; the same in all its notices
+    ends_at: float  # when it ended, or will end unless it is sent again
+    resolved: bool  # whether it has ended
+    useless_at: float  # when sending it no longer has an effect
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An alert whose condition applies after a poll, with the data of its text.
-
-    Attributes:
-        labels: those of its scope.
-        engines: the ones whose numbers and fixes are shown.
-        counted: the number of engines, in words.
-    """
+    """An alert whose condition applies after a poll, with the data of its text."""
 
     alert: Alert
-    labels: Mapping[str, str]
-    engines: Sequence[EngineReading] = ()
-    counted: str = ""
+    labels: Mapping[str, str]  # those of its scope
+    engines: Sequence[EngineReading] = ()  # the ones whose numbers and fixes are shown
+    counted: str = ""  # the number of engines, in words
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of an alert while its condition applies.
-
-    Attributes:
-        since: by the readings' clock.
-        starts_at: in unix seconds; infinite until it is raised.
-        sent_at: by the readings' clock.
-    """
+    """The state of an alert while its condition applies."""
 
     candidate: _Candidate
-    since: float
-    starts_at: float = math.inf
-    sent_at: float = -math.inf
+    since: float  # by the readings' clock
+    starts_at: float = math.inf  # in unix seconds; infinite until it is raised
+    sent_at: float = -math.inf  # by the readings' clock
 
 
 # The alerts, by scope and name of their verdict or finding.
@@ -111,7 +78,7 @@ class ActiveAlerts:
         place = "/".join(filter(None, (config.external_labels.get(name) for name in _PLACE)))
         self._where = f" ({place})" if place else ""
         self._table: defaultdict[tuple[str, str], list[Alert]] = defaultdict(list)
-        for alert in alerts(config.page_by):
+        for alert in table.alerts(config.page_by):
             self._table[alert.scope, alert.entry.name].append(alert)
         self._states: dict[Key, _State] = {}
 
@@ -156,43 +123,42 @@ class ActiveAlerts:
         annotations = {
             "summary": alert.entry.summary,
             "description": self._description(state.candidate),
-            "runbook_url": runbook_url(alert.name, self._config.runbook_base),
+            "runbook_url": table.runbook_url(alert.name, self._config.runbook_base),
         }
         if base is not None:
             labels = dict(key)
-            variables = {name: quote_plus(labels.get(name, "")) for name in IDENTITY[alert.scope]}
-            annotations["dashboard_url"] = dashboard_url(alert.scope, base, variables)
+            variables = {name: quote_plus(labels.get(name, "")) for name in table.IDENTITY[alert.scope]}
+            annotations["dashboard_url"] = table.dashboard_url(alert.scope, base, variables)
         expires_at = wall + self._lifetime
         ends_at = wall if resolved else expires_at
         return Notice(key, annotations, min(state.starts_at, wall), ends_at, resolved, expires_at)
 
     def _description(self, candidate: _Candidate) -> str:
         model, engine = (candidate.labels.get(name, "") for name in ("model_name", "engine"))
-        who = subject(candidate.alert.scope, model=model, engine=engine, where=self._where)
-        return description(candidate.alert.entry, who, tuple(_numbers(candidate)), _fixes(candidate))
+        who = table.subject(candidate.alert.scope, model=model, engine=engine, where=self._where)
+        return table.description(candidate.alert.entry, who, tuple(_numbers(candidate)), _fixes(candidate))
 
 
-def _alert(table: _Table, scope: str, name: str, severity: Severity | None = None) -> Iterator[Alert]:
+def _alert(rows: _Table, scope: str, name: str, severity: Severity | None = None) -> Iterator[Alert]:
     """Yield the alert of a verdict or finding, if it has one; a critical verdict may have another one."""
-    critical = severity is Severity.CRITICAL
-    rows = table.get((scope, name), ())
-    return islice((alert for alert in rows if critical or not alert.critical_only), 1)
+    critical, found = severity is Severity.CRITICAL, rows.get((scope, name), ())
+    return islice((alert for alert in found if critical or not alert.critical_only), 1)
 
 
-def _of_engines(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
+def _of_engines(reading: TargetReading, rows: _Table) -> Iterator[_Candidate]:
     for engine in reading.engines.values():
         if engine.missing:
             continue  # a missing engine has an alert of the target
         labels = {"model_name": engine.key.model, "engine": engine.key.name}
         judgement = engine.judgement
-        for alert in _alert(table, "engine", judgement.verdict, judgement.severity):
+        for alert in _alert(rows, "engine", judgement.verdict, judgement.severity):
             yield _Candidate(alert, labels, (engine,))
         for name in engine.findings:
             if name in catalogue.load().findings:
-                yield from (_Candidate(alert, labels, (engine,)) for alert in _alert(table, "engine", name))
+                yield from (_Candidate(alert, labels, (engine,)) for alert in _alert(rows, "engine", name))
 
 
-def _of_models(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
+def _of_models(reading: TargetReading, rows: _Table) -> Iterator[_Candidate]:
     """Yield alerts of models with enough engines in a critical verdict, and of findings about models."""
     engines = reading.engines.values()
     total = Counter(engine.key.model for engine in engines)
@@ -201,27 +167,27 @@ def _of_models(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
         if engine.judgement.severity is Severity.CRITICAL:
             critical.setdefault((engine.key.model, engine.judgement.verdict), []).append(engine)
     for (model, verdict), within in critical.items():
-        if len(within) >= PAGE_SHARE * total[model]:
-            for alert in _alert(table, "model", verdict, Severity.CRITICAL):
+        if len(within) >= table.PAGE_SHARE * total[model]:
+            for alert in _alert(rows, "model", verdict, Severity.CRITICAL):
                 named = " ".join(engine.key.name for engine in within[:_NAMED])
                 share = f"{len(within)} of {total[model]} engines ({named})"
                 yield _Candidate(alert, {"model_name": model}, within, share)
     for model, of_model in reading.models.items():
         for name in of_model.findings:
-            for alert in _alert(table, "model", name):
+            for alert in _alert(rows, "model", name):
                 yield _Candidate(alert, {"model_name": model})
 
 
-def _of_target(reading: TargetReading, table: _Table) -> Iterator[_Candidate]:
+def _of_target(reading: TargetReading, rows: _Table) -> Iterator[_Candidate]:
     """Yield alerts without an engine; a verdict that an engine has too is an alert of that engine."""
     judgement, engines = reading.judgement, reading.engines.values()
     if all(engine.judgement.verdict != judgement.verdict for engine in engines):
-        for alert in _alert(table, "target", judgement.verdict, judgement.severity):
+        for alert in _alert(rows, "target", judgement.verdict, judgement.severity):
             yield _Candidate(alert, {})
     # The findings of a target are about engines that are gone. Its readings know them, also while polls fail.
     missing = sum(engine.missing for engine in engines)
     for finding in catalogue.load().findings.values() if missing else ():
-        for alert in _alert(table, "target", finding.name):
+        for alert in _alert(rows, "target", finding.name):
             yield _Candidate(alert, {}, counted=f"{missing} gone")
 
 
@@ -229,9 +195,9 @@ def _numbers(candidate: _Candidate) -> Iterator[str]:
     """Yield the count, then the highest numbers of the engines."""
     if candidate.counted:
         yield candidate.counted
-    worst = WORST_ENGINE if candidate.counted else ""
+    worst = table.WORST_ENGINE if candidate.counted else ""
     known = [engine.signals.known() for engine in candidate.engines]
-    for number in NUMBERS:
+    for number in table.NUMBERS:
         values = [signals[number.name] for signals in known if number.name in signals]
         if values:
             yield worst + number.phrase(max(values))
@@ -240,13 +206,13 @@ def _numbers(candidate: _Candidate) -> Iterator[str]:
 
 def _fixes(candidate: _Candidate) -> Iterable[str]:
     """Yield the best fixes; if no engine can be read, the candidates in the catalogue's order."""
-    table = catalogue.load().fixes
+    fixes = catalogue.load().fixes
     ranked = [fix for engine in candidate.engines for fix in enumerate(engine.advice.fixes)]
     flags: dict[str, str | None] = {}
     for _, advice in sorted(ranked, key=lambda one: one[0]):
         flags.setdefault(advice.fix, advice.flag)
     if not any(engine.advice.fixes or engine.advice.rejected for engine in candidate.engines):
         # Flags without a value, which is not computed.
-        flags = {name: (table[name].flag or "").partition(" ")[0] for name in candidate.alert.entry.fixes}
-    for rank, (name, flag) in enumerate(list(flags.items())[:FIXES_SHOWN], start=1):
-        yield fix_line(rank, table[name].title, flag)
+        flags = {name: (fixes[name].flag or "").partition(" ")[0] for name in candidate.alert.entry.fixes}
+    for rank, (name, flag) in enumerate(list(flags.items())[: table.FIXES_SHOWN], start=1):
+        yield table.fix_line(rank, fixes[name].title, flag)

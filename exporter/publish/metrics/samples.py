@@ -6,9 +6,9 @@ The text is byte for byte what prometheus-client would write, and made many time
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from prometheus_client.utils import floatToGoString
 
@@ -22,20 +22,13 @@ log = logging.getLogger("exporter.publish.metrics.table")
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One exported metric.
+    """One exported metric."""
 
-    Attributes:
-        name: without the prefix; a counter's without ``_total``, an info's without ``_info``.
-        labels: in the order of the output.
-        help: what it is, with its window and source.
-        signal: the signal with its value, empty if a function of its collector makes it.
-    """
-
-    name: str
+    name: str  # without the prefix; a counter's without ``_total``, an info's without ``_info``
     type: Literal["gauge", "counter", "histogram", "info"]
-    labels: tuple[str, ...]
-    help: str
-    signal: str = ""
+    labels: tuple[str, ...]  # in the order of the output
+    help: str  # what it is, with its window and source
+    signal: str = ""  # the signal with its value, empty if a function of its collector makes it
 
     @property
     def series(self) -> str:
@@ -114,6 +107,8 @@ class RowCollector:
     """Makes the samples of a table of metrics; an error costs that metric only."""
 
     rows: ClassVar[tuple[MetricRow, ...]]
+    # The samples of each metric from the collector; None leaves out its help too.
+    makers: ClassVar[Mapping[str, Callable[[Any], Samples | None]]] = {}
 
     def __init__(self, on_failure: Callable[[str], None] = lambda _name: None) -> None:
         """Begin; `on_failure` is called with the name of a metric that could not be built."""
@@ -126,7 +121,8 @@ class RowCollector:
 
     def samples(self, row: MetricRow) -> Samples | None:
         """Return the samples of one metric now, None to leave out its help too."""
-        raise NotImplementedError
+        make = self.makers.get(row.name)
+        return make(self) if make else None
 
     def texts(self) -> list[str | None]:
         """Return the lines of all samples per row of the table, without help and type."""

@@ -5,10 +5,10 @@ import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from operator import add
-from typing import Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from exporter import __version__
-from exporter.publish.metrics.samples import Labels, MetricRow, RowCollector, Samples, histogram
+from exporter.publish.metrics.samples import Labels, RowCollector, Samples, histogram
 from exporter.publish.metrics.table import EXPORTER_METRICS
 
 __all__ = ["ExporterMetrics", "PollCounts"]
@@ -22,6 +22,17 @@ class PollCounts(RowCollector):
     """Counts the polls of one target. All counts begin at zero."""
 
     rows = EXPORTER_METRICS
+    makers: ClassVar[Mapping[str, Callable[[Any], Samples | None]]] = {
+        "exporter_polls": lambda of: [("_total", of.labels, "", "", of.polls)],
+        "exporter_polls_skipped": lambda of: [("_total", of.labels, "", "", of.skipped)],
+        "exporter_unreadable_lines": lambda of: [("_total", of.labels, "", "", of.unreadable)],
+        "exporter_poll_errors": lambda of: _counts(of.labels, "reason", of.errors),
+        "exporter_poll_duration_seconds": lambda of: histogram(
+            of.labels, _BOUNDS, of.durations, of.duration_sum
+        ),
+        "exporter_poll_interval_seconds": lambda of: _gauge(of.labels, of.interval),
+        "exporter_body_bytes": lambda of: _gauge(of.labels, of.body_bytes),
+    }
 
     def __init__(self, labels: Iterable[tuple[str, str]] = ()) -> None:
         """Begin; `labels` are on every series, and tell targets apart if there are several."""
@@ -86,27 +97,23 @@ class PollCounts(RowCollector):
             total.body_bytes = _larger(total.body_bytes, one.body_bytes)
         return total
 
-    def samples(self, row: MetricRow) -> Samples | None:
-        """Return the samples of one metric about polls."""
-        make = _OF_POLLS.get(row.name)
-        return make(self) if make else None
-
-
-_OF_POLLS: Final[Mapping[str, Callable[[PollCounts], Samples | None]]] = {
-    "exporter_polls": lambda of: [("_total", of.labels, "", "", of.polls)],
-    "exporter_polls_skipped": lambda of: [("_total", of.labels, "", "", of.skipped)],
-    "exporter_unreadable_lines": lambda of: [("_total", of.labels, "", "", of.unreadable)],
-    "exporter_poll_errors": lambda of: _counts(of.labels, "reason", of.errors),
-    "exporter_poll_duration_seconds": lambda of: histogram(of.labels, _BOUNDS, of.durations, of.duration_sum),
-    "exporter_poll_interval_seconds": lambda of: _gauge(of.labels, of.interval),
-    "exporter_body_bytes": lambda of: _gauge(of.labels, of.body_bytes),
-}
-
 
 class ExporterMetrics(RowCollector):
     """Counts what happens in this process as a whole; the polls of each target are in its `PollCounts`."""
 
     rows = EXPORTER_METRICS
+    makers: ClassVar[Mapping[str, Callable[[Any], Samples | None]]] = {
+        "exporter_build": lambda _of: [("_info", _build(), "", "", 1)],
+        "exporter_collect_errors": lambda of: _counts(_NONE, "metric", of.collect_errors),
+        "exporter_notifications": lambda of: _counts(_NONE, "outcome", of.notifications) or None,
+        "exporter_targets": lambda of: [("", _NONE, "source", *pair) for pair in of.targets.items()] or None,
+        "exporter_targets_left_out": lambda of: _gauge(_NONE, of.left_out) if of.targets else None,
+        "exporter_discovery_failures": lambda of: _counts(_NONE, "source", of.discovery_failures) or None,
+        "exporter_config_last_reload_successful": lambda of: (
+            None if math.isnan(of.reloaded_at) else _gauge(_NONE, of.reload_succeeded)
+        ),
+        "exporter_config_last_reload_success_timestamp_seconds": lambda of: _gauge(_NONE, of.reloaded_at),
+    }
 
     def __init__(self) -> None:
         """Begin."""
@@ -131,25 +138,6 @@ class ExporterMetrics(RowCollector):
         """Record a reload: the unix seconds at which it succeeded, None if it failed."""
         self.reload_succeeded = float(wall is not None)
         self.reloaded_at = self.reloaded_at if wall is None else wall
-
-    def samples(self, row: MetricRow) -> Samples | None:
-        """Return the samples of one metric about the process."""
-        make = _OF_PROCESS.get(row.name)
-        return make(self) if make else None
-
-
-_OF_PROCESS: Final[Mapping[str, Callable[[ExporterMetrics], Samples | None]]] = {
-    "exporter_build": lambda _of: [("_info", _build(), "", "", 1)],
-    "exporter_collect_errors": lambda of: _counts(_NONE, "metric", of.collect_errors),
-    "exporter_notifications": lambda of: _counts(_NONE, "outcome", of.notifications) or None,
-    "exporter_targets": lambda of: [("", _NONE, "source", *pair) for pair in of.targets.items()] or None,
-    "exporter_targets_left_out": lambda of: _gauge(_NONE, of.left_out) if of.targets else None,
-    "exporter_discovery_failures": lambda of: _counts(_NONE, "source", of.discovery_failures) or None,
-    "exporter_config_last_reload_successful": lambda of: (
-        None if math.isnan(of.reloaded_at) else _gauge(_NONE, of.reload_succeeded)
-    ),
-    "exporter_config_last_reload_success_timestamp_seconds": lambda of: _gauge(_NONE, of.reloaded_at),
-}
 
 
 def _build() -> Labels:
