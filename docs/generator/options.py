@@ -2,9 +2,8 @@
 
 from exporter.config import FACTS, OPTIONS, Option
 from exporter.config.options import options_of
-from exporter.config.sections import DnsTargetsConfig, FileTargetsConfig
+from exporter.config.sections import DnsTargetsConfig, FileTargetsConfig, in_file
 from exporter.config.showing import default_text
-from exporter.config.table import in_file
 
 __all__ = ["options_table"]
 

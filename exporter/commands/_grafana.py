@@ -62,10 +62,8 @@ class Grafana:
     def push(self, documents: Iterable[Json], folder: str, *, overwrite: bool) -> Iterator[str]:
         """Create or replace dashboards; yields a line for each that was pushed.
 
-        Args:
-            documents: the dashboards.
-            folder: title of the folder, created if it is missing; empty for the general one.
-            overwrite: replace existing dashboards; otherwise they are kept, and reported at the end.
+        The folder of that title is created if it is missing; an empty title is the general folder. Without
+        `overwrite` existing dashboards are kept, and reported at the end.
 
         Raises:
             CommandError: Grafana cannot be reached or rejects them, or some exist already.

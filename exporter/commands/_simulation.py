@@ -24,29 +24,18 @@ _SETTINGS: Final[tuple[tuple[str, Any, str], ...]] = (
     ("watermark", float, "share of the pool kept free at admission"),
     ("swap_blocks", int, "blocks of swap space (default: as many as the pool)"),
     ("policy", ("fcfs", "priority"), "order of admission and preemption"),
-    (
-        "recovery",
-        ("recompute", "swap"),
-        "how a preempted request resumes: computed again (V1), or copied to host memory and back",
-    ),
-)
+    ("recovery", ("recompute", "swap"),
+     "how a preempted request resumes: computed again (V1), or copied to host memory and back"),
+)  # fmt: skip
 # Flag, the field that it sets, to which value, help.
 _SWITCHES: Final = (
     ("--no-prefix-caching", "enable_prefix_caching", False, "forget freed blocks at once"),
-    (
-        "--no-full-prompt-reservation",
-        "reserve_full_prompt",
-        False,
-        "admit a request as soon as its first chunk fits (vLLM before 0.19)",
-    ),
+    ("--no-full-prompt-reservation", "reserve_full_prompt", False,
+     "admit a request as soon as its first chunk fits (vLLM before 0.19)"),
     ("--no-chunked-prefill", "enable_chunked_prefill", False, "compute each prompt in one step"),
-    (
-        "--async-scheduling",
-        "async_scheduling",
-        True,
-        "schedule each step before the output of the last one is known (vLLM's default on GPUs since 0.14)",
-    ),
-)
+    ("--async-scheduling", "async_scheduling", True,
+     "schedule each step before the output of the last one is known (vLLM's default on GPUs since 0.14)"),
+)  # fmt: skip
 # Flag, field of `StepTime`, nanoseconds of its unit, help.
 _TIMES: Final = (
     ("--step-fixed-ms", "fixed", 1e6, "time of any step"),

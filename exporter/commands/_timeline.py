@@ -15,14 +15,9 @@ from exporter.vllm.recording import Header, read
 __all__ = ["describe_poll", "feed_recording"]
 
 _SIGNALS: Final = (
-    "requests_running",
-    "requests_waiting",
-    "kv_usage_ratio",
-    "kv_usage_max_ratio",
-    "preemptions_per_second",
-    "preemptions_total",
-    "generation_tokens_per_second",
-)
+    "requests_running", "requests_waiting", "kv_usage_ratio", "kv_usage_max_ratio", "preemptions_per_second",
+    "preemptions_total", "generation_tokens_per_second",
+)  # fmt: skip
 
 
 def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pipeline]]:

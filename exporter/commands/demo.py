@@ -65,9 +65,6 @@ async def show(
         write: prints text.
         scenario: a name of `SCENARIOS`, or `RECORDED`.
         seconds: the length of the demo, None for until a signal.
-
-    Raises:
-        OSError: the configured address cannot be listened on.
     """
     stopped = process.stop_signal()
     story = SCENARIOS.get(scenario)

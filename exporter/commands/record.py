@@ -7,6 +7,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -67,22 +68,20 @@ def run(options: argparse.Namespace, config: Config) -> int:
     return ExitStatus.OK if polls > failed else ExitStatus.FAILED
 
 
+@dataclass
 class _Recorder:
-    """Writes each poll and counts.
+    """Writes each poll and counts all (`polls`), and those without a body (`failed`).
 
-    Attributes:
-        polls, failed: all, and those without a body.
-        broken: fails with the file's error once it cannot be written.
+    `broken` fails with the file's error once it cannot be written.
     """
 
-    def __init__(self, writer: Writer, progress: Callable[[str], None], salt: bytes | None) -> None:
-        self._writer = writer
-        self._progress = progress
-        self._salt = salt
-        self._origin: float | None = None
-        self.polls = 0
-        self.failed = 0
-        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    _writer: Writer
+    _progress: Callable[[str], None]
+    _salt: bytes | None
+    broken: asyncio.Future[None]
+    _origin: float | None = None
+    polls: int = 0
+    failed: int = 0
 
     def note(self, outcome: PollOutcome) -> None:
         """Write the response of one poll."""
@@ -116,7 +115,8 @@ async def _record(
         probes = await _run_until(prober.header_of(client), stopped) or {}
         header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), probes)
         with contextlib.closing(Writer(path, header, force=options.force)) as writer:
-            recorder = _Recorder(writer, progress, secrets.token_bytes(8) if options.anonymise else None)
+            salt = secrets.token_bytes(8) if options.anonymise else None
+            recorder = _Recorder(writer, progress, salt, asyncio.get_running_loop().create_future())
             pipeline = Pipeline(config.analysis, target.facts, config.poll.interval)
             watcher = Watcher(client, pipeline, Pace(config.poll.interval), recorder.note)
             await _run_until(watcher.run(), stopped, recorder.broken, seconds=options.seconds)

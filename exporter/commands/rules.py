@@ -1,7 +1,6 @@
 """``rules``: print the Prometheus rules that ship with the exporter, adapted to an installation."""
 
 import argparse
-from collections.abc import Iterable
 from dataclasses import fields, replace
 
 from exporter.commands._outcome import ExitStatus, UsageError
@@ -30,13 +29,9 @@ def run(given: argparse.Namespace, _config: Config) -> int:
         head, name = native.HEAD, "vllm-native"
     else:
         groups, head, name = sidecar.groups(installation), sidecar.HEAD, "vllm-pressure"
-    _check_disabled(given.disabled, alert_names(groups))
+    known = alert_names(groups)
+    if unknown := sorted(set(given.disabled) - set(known)):
+        raise UsageError(f"unknown alert {', '.join(unknown)}; expected one of {', '.join(known)}")
     resource = name if given.format == "prometheusrule" else ""
     print(rule_file(adapted(groups, installation), head, resource), end="")
     return ExitStatus.OK
-
-
-def _check_disabled(disabled: Iterable[str], known: tuple[str, ...]) -> None:
-    unknown = sorted(set(disabled) - set(known))
-    if unknown:
-        raise UsageError(f"unknown alert {', '.join(unknown)}; expected one of {', '.join(known)}")

@@ -78,13 +78,7 @@ def _table(workload: Sequence[Request], rows: Iterable[Mapping[str, str]]) -> It
 def simulate_run(
     workload: Sequence[Request], row: Mapping[str, str], step_time: StepTime | None = None
 ) -> Result:
-    """Simulate a real run.
-
-    Args:
-        workload: its requests.
-        row: its settings; see ``simulate compare --help``.
-        step_time: the time of a step, which hardly changes the counts.
-    """
+    """Simulate a real run: its settings by column, see ``simulate compare --help``."""
     engine = Engine(
         num_gpu_blocks=int(row["num_gpu_blocks"]),
         block_size=int(row["block_size"]),

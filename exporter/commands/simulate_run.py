@@ -100,8 +100,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
 def _fields(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     known = [field.name for field in fields(Result)]
-    unknown = [name for name in names if name not in known]
-    if unknown:
+    if unknown := [name for name in names if name not in known]:
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}; got {unknown[0]!r}")
     return names
 

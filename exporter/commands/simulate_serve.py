@@ -1,7 +1,6 @@
 """``simulate serve``: the metrics of simulated vLLM servers, in real time."""
 
 import argparse
-from collections.abc import Iterator
 
 from exporter.commands._outcome import ExitStatus, UsageError
 from exporter.config import Config
@@ -46,21 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, _config: Config) -> int:
     """Serve until SIGTERM or SIGINT."""
     if options.list:
-        print("\n".join(_table()))
+        print("| scenario | shows | verdicts |\n|---|---|---|")
+        for name, scenario in SCENARIOS.items():
+            words = dict.fromkeys([*scenario.verdict.values(), *filter(None, [scenario.finding])])
+            print(f"| `{name}` | {scenario.about} | {', '.join(f'`{word}`' for word in words)} |")
         return ExitStatus.OK
     if options.replicas < 1:
         raise UsageError(f"--replicas: expected at least 1, got {options.replicas}")
     process.run(_serve(options))
     return ExitStatus.OK
-
-
-def _table() -> Iterator[str]:
-    """The scenarios as a Markdown table."""
-    yield "| scenario | shows | verdicts |"
-    yield "|---|---|---|"
-    for name, scenario in SCENARIOS.items():
-        words = dict.fromkeys([*scenario.verdict.values(), *filter(None, [scenario.finding])])
-        yield f"| `{name}` | {scenario.about} | {', '.join(f'`{word}`' for word in words)} |"
 
 
 async def _serve(options: argparse.Namespace) -> None:

@@ -187,32 +187,25 @@ def _status_of_recording(path: Path, at: float | None, config: Config) -> Mappin
     worst: tuple[float, ...] = (-1.0,)
     status: Mapping[str, Any] | None = None
     for t, reading, pipeline in feed_recording(path, config):
-        if at is not None:
-            if t > at and status is not None:
-                break
-            weight: tuple[float, ...] = (t,)
-        else:
-            signals = [engine.signals for engine in reading.engines.values()]
-            weight = (
-                min(t, config.analysis.window / 2),
-                max((each.preemptions_per_second or 0.0 for each in signals), default=0.0),
-                sum((each.requests_running or 0.0) + (each.requests_waiting or 0.0) for each in signals),
-            )
-        if reading.up and weight >= worst:
-            loads = pipeline.loads()
-            if loads:
-                worst, status = weight, status_object(str(path), reading, reading.t, loads)
+        if at is not None and t > at and status is not None:
+            break
+        signals = [engine.signals for engine in reading.engines.values()]
+        preemptions = max((each.preemptions_per_second or 0.0 for each in signals), default=0.0)
+        in_flight = sum((each.requests_running or 0.0) + (each.requests_waiting or 0.0) for each in signals)
+        lead = min(t, config.analysis.window / 2)
+        weight = (lead, preemptions, in_flight) if at is None else (t,)
+        if reading.up and weight >= worst and (loads := pipeline.loads()):
+            worst, status = weight, status_object(str(path), reading, reading.t, loads)
     if status is None:
         raise PresentError(f"{path}: no engine at work in it")
     return status
 
 
-def _described(options: argparse.Namespace, requests_given: tuple[Request, ...]) -> Present:
+def _described(options: argparse.Namespace, given: tuple[Request, ...]) -> Present:
     """Return the load and the engine that flags describe, or flags and a file of requests."""
     if "num_gpu_blocks" not in vars(options):
         raise PresentError("missing --num-gpu-blocks: without a server the size of the pool is unknown")
-    engine = Engine(**engine_changes(options))
-    load = _load(options, requests_given)
+    engine, load = Engine(**engine_changes(options)), _load(options, given)
     return Present(load, engine, None, (), f"{describe_load(load)}; {describe_engine(engine)}")
 
 

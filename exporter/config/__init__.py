@@ -9,6 +9,7 @@ from exporter.config.kinds import read_url
 from exporter.config.loading import load
 from exporter.config.options import ConfigError, Option, Secret
 from exporter.config.sections import (
+    OPTIONS,
     AccessConfig,
     AlertmanagerConfig,
     AnalysisConfig,
@@ -26,7 +27,6 @@ from exporter.config.sections import (
     WhatIfConfig,
 )
 from exporter.config.showing import add_flags, describe, flags_given
-from exporter.config.table import OPTIONS
 
 __all__ = [
     "FACTS", "OPTIONS", "AccessConfig", "AlertmanagerConfig", "AnalysisConfig", "BasicAuthConfig",

@@ -4,10 +4,11 @@ A line can hold ``--api-key`` and ``--hf-token``, so this is an allow-list: only
 read. Values are returned as written; `exporter.config.parse_facts` checks them.
 """
 
+import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Final
 
@@ -85,19 +86,14 @@ def read_list(arguments: Iterable[str]) -> dict[str, object]:
     for token, after in zip_longest(tokens, tokens[1:], fillvalue=""):
         if token.startswith("-"):
             flag, equals, value = token.partition("=")
-            own = value if equals else None
+            name = flag[2:].replace("-", "_") if flag.startswith("--") else _SHORT.get(flag, "")
             # The value of another flag passes here too, and gives no fact.
-            found.update(_facts(_name(flag), own, after))
+            found.update(_facts(name, value if equals else None, after))
     return found
 
 
 def facts_of(config: str, fields: Mapping[str, object]) -> dict[str, object]:
-    """Pick the facts from one of vLLM's configuration objects; None for those it lacks.
-
-    Args:
-        config: a key of `FIELDS`.
-        fields: of the object, unchecked.
-    """
+    """Pick the facts from the fields of an object, `config` in `FIELDS`; None for those it lacks."""
     return {fact: _as_fact(fact, fields.get(field)) for field, fact in FIELDS[config].items()}
 
 
@@ -138,29 +134,18 @@ def _expanded(arguments: Iterable[str], *, whole: bool = True) -> Iterator[str]:
     command = False
     for argument in arguments:
         if whole and (command or _FLAG_AND_MORE.match(argument)):
-            yield from _expanded(_parts(argument), whole=False)
+            with contextlib.suppress(ValueError):
+                yield from _expanded(_split(argument), whole=False)
         else:
             yield argument
         command = _COMMAND_NEXT.fullmatch(argument) is not None
-
-
-def _parts(argument: str) -> Sequence[str]:
-    try:
-        return _split(argument)
-    except ValueError:
-        return ()
-
-
-def _name(flag: str) -> str:
-    """The flag's name with underscores, ``speculative_config.num_speculative_tokens``; empty for none."""
-    return flag[2:].replace("-", "_") if flag.startswith("--") else _SHORT.get(flag, "")
 
 
 def _facts(name: str, own: str | None, after: str) -> dict[str, object]:
     """The facts of one flag.
 
     Args:
-        name: as `_name` returns it.
+        name: with underscores, ``speculative_config.num_speculative_tokens``; empty for none.
         own: the text after its ``=``, None without one.
         after: the argument that follows.
     """

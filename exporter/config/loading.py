@@ -19,11 +19,20 @@ from exporter.config.options import (
     shape,
     unknown,
 )
-from exporter.config.sections import Config, DnsTargetsConfig, FileTargetsConfig, TargetConfig
-from exporter.config.table import BY_ENV, BY_KEY, FILE, in_file
+from exporter.config.sections import (
+    BY_ENV,
+    BY_KEY,
+    FILE,
+    Config,
+    DnsTargetsConfig,
+    FileTargetsConfig,
+    TargetConfig,
+    in_file,
+)
 
 __all__ = ["load"]
 
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # Kubernetes sets these in every pod of a namespace with a service called vllm-pressure-something.
 _SERVICE_LINK = re.compile(
     r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)=|_PORT=(tcp|udp|sctp)://"
@@ -44,9 +53,6 @@ def load(
         read_file: returns the text of a file; may raise OSError or ValueError.
         only: the url of the one server that is wanted, instead of all in the file. If the file has it, the
             file's options for it apply.
-
-    Returns:
-        The configuration.
 
     Raises:
         ConfigError: with every problem of every source.
@@ -105,14 +111,8 @@ def _expand(labels: Mapping[str, str], environ: Mapping[str, str], problems: lis
         if name not in environ
     }
     problems += sorted(missing)
-    expanded = {
-        label: _VARIABLE.sub(lambda found: environ.get(found[1], ""), value)
-        for label, value in labels.items()
-    }
-    return {label: value for label, value in expanded.items() if value}
-
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+    filled = {name: _VARIABLE.sub(lambda found: environ.get(found[1], ""), labels[name]) for name in labels}
+    return {name: value for name, value in filled.items() if value}
 
 
 def _overlay(
@@ -191,9 +191,8 @@ def _read_targets(
     seen: dict[object, int] = {}
     for index, target in enumerate(targets):
         where = (target.url, target.unix_socket, tuple(sorted(target.labels.items())))
-        if where in seen:
-            problems.append(f"targets[{index}]: the same as targets[{seen[where]}]; expected each once")
-        seen.setdefault(where, index)
+        if (first := seen.setdefault(where, index)) != index:
+            problems.append(f"targets[{index}]: the same as targets[{first}]; expected each once")
     return targets
 
 

@@ -1,4 +1,4 @@
-"""The sections of the configuration: each option once, with its kind, default and help."""
+"""The sections of the configuration: each option once, with its kind, default and help; and the table of all."""
 
 # ruff: noqa: D102, E501, RUF009 - conflicts() is described in Section; one row per option; option() and section()
 # are dataclasses.field() with a typed default
@@ -13,12 +13,14 @@ from exporter.config.options import (
     BOOLEAN,
     SECRET,
     TEXT,
+    Option,
     Secret,
     Section,
     choice,
     duration,
     number,
     option,
+    options_of,
     section,
     size,
     whole,
@@ -317,3 +319,14 @@ class Config(Section):
     def is_single(self) -> bool:
         """Whether there is one server without labels, so that series need none."""
         return self.alone and not self.targets[0].labels
+
+
+OPTIONS: tuple[Option, ...] = (*options_of(TargetConfig, "target."), *options_of(Config, ""))
+FILE = Option("config.file", TEXT, None, "YAML file with options; flags and environment override it")
+BY_KEY = {row.key: row for row in (FILE, *OPTIONS)}
+BY_ENV = {row.env: row for row in (FILE, *OPTIONS)}
+
+
+def in_file(key: str) -> str:
+    """Return the key as the file spells it: there a target is one of several."""
+    return key.replace("target.", "targets[0].", 1) if key.startswith("target.") else key

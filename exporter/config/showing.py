@@ -7,8 +7,7 @@ from typing import Any
 import yaml
 
 from exporter.config.options import BOOLEAN, Option, plain
-from exporter.config.sections import Config, TargetConfig
-from exporter.config.table import BY_KEY, FILE, OPTIONS
+from exporter.config.sections import BY_KEY, FILE, OPTIONS, Config, TargetConfig
 
 __all__ = ["add_flags", "default_text", "describe", "flags_given"]
 

@@ -199,9 +199,6 @@ class MetricsPage:
             max_model_len: tokens.
             cache: labels of ``cache_config_info`` that differ from those of the recorded server.
             engines: data-parallel engines.
-
-        Raises:
-            ValueError: there is no recorded page of the version.
         """
         self._model = _escape(model)
         self._started = started

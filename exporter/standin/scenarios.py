@@ -112,11 +112,7 @@ class Life:
 
 
 def lives(scenario: Scenario) -> Iterator[Life]:
-    """Yield the server's processes one after the other, without end.
-
-    Raises:
-        ValueError: the first act has no server.
-    """
+    """Yield the server's processes one after the other, without end; the first act must have a server."""
     server = scenario.acts[0].server
     if server is None:
         raise ValueError("the first act of a scenario needs a server")

@@ -93,15 +93,7 @@ class Play:
     """
 
     def __init__(self, scenario: Scenario, version: str, model: str, seed: int, origin: float) -> None:
-        """Prepare.
-
-        Args:
-            scenario: the story.
-            version: of vLLM, one of `exporter.standin.metrics_page.VERSIONS`.
-            model: the name of the served model.
-            seed: of the arrivals.
-            origin: unix seconds at which it starts.
-        """
+        """Prepare: `version` is one of `metrics_page.VERSIONS`, `origin` the unix seconds of the start."""
         self._lives = lives(scenario)
         self._version = version
         self._model = model
@@ -110,8 +102,8 @@ class Play:
         self._begin(next(self._lives))
 
     def _begin(self, life: Life) -> None:
-        self._life, self.server = life, life.server
-        server = life.server
+        self._life = life
+        self.server = server = life.server
         self._page = MetricsPage(
             self._version,
             self._model,
@@ -198,11 +190,7 @@ class FakeServer:
         return time.monotonic() - self._start
 
     async def start(self) -> str:
-        """Listen, and return the base URL.
-
-        Raises:
-            OSError: the port cannot be listened on.
-        """
+        """Listen, and return the base URL; raises OSError where the port cannot be listened on."""
         self._start = time.monotonic()
         url = await self._site.open()
         self._task = asyncio.create_task(self._live())
@@ -218,10 +206,9 @@ class FakeServer:
     async def _live(self) -> None:
         """Advance while nobody polls; open and close the port with the play's server."""
         while True:
-            up = self.play.at(self._elapsed())
-            if up and not self._site.is_open:
+            if self.play.at(self._elapsed()):
                 await self._site.open()
-            elif not up:
+            else:
                 await self._site.close()
             await asyncio.sleep(_TICK_SECONDS)
 

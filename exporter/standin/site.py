@@ -20,17 +20,17 @@ class Site:
         self._port = port
         self._runner: web.AppRunner | None = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it listens."""
-        return self._runner is not None
-
     async def open(self) -> str:
-        """Listen, and return the base URL.
+        """Listen, unless it does already, and return the base URL.
 
         Raises:
             OSError: the port cannot be listened on.
         """
+        if self._runner is None:
+            self._runner = await self._listen()
+        return f"http://{self._host}:{self._port}"
+
+    async def _listen(self) -> web.AppRunner:
         app = web.Application()
         for path in self._responses:
             app.router.add_get(path, self._respond)
@@ -43,8 +43,7 @@ class Site:
             raise
         self._port = listener.getsockname()[1]
         await web.SockSite(runner, listener).start()
-        self._runner = runner
-        return f"http://{self._host}:{self._port}"
+        return runner
 
     async def close(self) -> None:
         """Stop listening."""
