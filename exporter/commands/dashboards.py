@@ -92,12 +92,9 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
 
 
 def adapt(name: str, runbook_base: str = "", server_label: str = "pod") -> Json:
-    """Return a dashboard, adapted to an installation.
+    """Return a dashboard, adapted to an installation; an empty `runbook_base` is where they are published.
 
-    Args:
-        name: fleet, engine or exporter.
-        runbook_base: where the runbooks are; empty for where they are published.
-        server_label: a label that is the same in both scrapes of a server, and different between servers.
+    `server_label` must be the same in both scrapes of a server, and different between servers.
 
     Raises:
         CommandError: the label is invalid, or the package lacks the file.

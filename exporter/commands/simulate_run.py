@@ -50,19 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.usage = "%(prog)s --workload FILE --num-gpu-blocks N [OPTION ...]"
     parser.description = "Simulate vLLM V1's scheduler on a paged KV pool, step by step, for one workload."
-    _add_workload(parser)
-    add_engine_arguments(parser)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object")
-    form.add_argument(
-        "--show",
-        type=_fields,
-        metavar="FIELD[,FIELD]",
-        help="print only these fields of the JSON object, one per line",
-    )
-
-
-def _add_workload(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument(
         "--workload",
@@ -95,6 +82,11 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         help="closed and Poisson arrivals: repeat the requests of the file for this long",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the Poisson arrivals")
+    add_engine_arguments(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    shown = "print only these fields of the JSON object, one per line"
+    form.add_argument("--show", type=_fields, metavar="FIELD[,FIELD]", help=shown)
 
 
 def _fields(text: str) -> tuple[str, ...]:

@@ -171,9 +171,8 @@ def _status_of_exporter(url: str) -> Mapping[str, Any]:
         target: Mapping[str, Any] = targets[0]
     except (requests.RequestException, ValueError, LookupError, TypeError) as problem:
         cause = "refused" if isinstance(problem, requests.ConnectionError) else "not the API of an exporter"
-        raise PresentError(
-            f"{shown}: {cause}; expected a running exporter (for a vLLM server use check --what-if)"
-        ) from problem
+        expected = "expected a running exporter (for a vLLM server use check --what-if)"
+        raise PresentError(f"{shown}: {cause}; {expected}") from problem
     if len(targets) > 1:
         raise PresentError(f"{shown}: polls {len(targets)} servers; expected one of them, ?target=HOST:PORT")
     return target

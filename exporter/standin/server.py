@@ -31,8 +31,6 @@ class _Player:
     def __init__(self, life: Life, number: int, seed: int, figures: EngineFigures) -> None:
         self._run = Run(life.server.engine, arrivals_of(life, number, seed))
         self._figures = figures
-        self._figures.gauges(0, 0, 0.0)
-        self._figures.preempted(0)
         self._run.scheduler.on_context_complete = self._count_token
         self._steps = self._tokens = self._outputs = self._busy = self._all_steps = 0
         self._counted_outputs = 0  # those that `_count_token` counted since the last `_count_steps`
@@ -191,7 +189,6 @@ class FakeServer:
 
     async def start(self) -> str:
         """Listen, and return the base URL; raises OSError where the port cannot be listened on."""
-        self._start = time.monotonic()
         url = await self._site.open()
         self._task = asyncio.create_task(self._live())
         return url
