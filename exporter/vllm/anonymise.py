@@ -53,16 +53,12 @@ def anonymise(body: bytes, *, salt: bytes = b"") -> bytes:
     values = {(match[1], match[3]) for match in _LABEL.finditer(body)}
     for label, value in sorted(values):
         if word := _NAME_LABELS.get(label):
-            for name in _names(label, value):
+            parts = map(bytes.strip, value.split(b",")) if label in _LIST_LABELS else [value]
+            for name in filter(None, parts):
                 names.setdefault(name, _hashed(word, name, salt))
     inside = _any_of(names)
     new = {pair: _replaced(*pair, names, inside, salt) for pair in values}
     return _LABEL.sub(lambda match: match[1] + match[2] + new[match[1], match[3]], body)
-
-
-def _names(label: bytes, value: bytes) -> list[bytes]:
-    names = [part.strip() for part in value.split(b",")] if label in _LIST_LABELS else [value]
-    return [name for name in names if name]
 
 
 def _hashed(word: bytes, name: bytes, salt: bytes) -> bytes:

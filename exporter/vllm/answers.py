@@ -19,7 +19,6 @@ __all__ = [
 VERSION: Final = "/version"
 MODELS: Final = "/v1/models"
 SERVER_INFO: Final = "/server_info?config_format=json"
-_SERVER_INFO_TEXT: Final = "/server_info"
 _LONGEST: Final = "max_model_len"
 # A release, or a build of one: 0.26.0, 0.11.1rc2.dev41+g1234abc.
 _RELEASE: Final = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){1,3}[.+-]?[\w.+-]{0,40}", re.ASCII)
@@ -65,11 +64,10 @@ def read_models(value: object) -> dict[str, Fact]:
     if not isinstance(value, dict):
         return {}
     cards = value.get("data")
-    lengths = set()
+    lengths: set[Fact] = set()
     for card in [value, *(cards if isinstance(cards, list) else ())]:
         if isinstance(card, dict) and not card.get("parent"):
-            facts, _ = parse_facts({_LONGEST: card.get(_LONGEST)}, strict=False)
-            lengths |= set(facts.values())
+            lengths.update(parse_facts({_LONGEST: card.get(_LONGEST)}, strict=False)[0].values())
     return {_LONGEST: lengths.pop()} if len(lengths) == 1 else {}
 
 
@@ -81,19 +79,16 @@ def read_version(value: object) -> str | None:
 
 def from_header(probes: Mapping[str, object]) -> ServerAnswers:
     """Read a recording's ``probes``: answers by path, whole or as `to_header` keeps them."""
-    info = probes.get(SERVER_INFO, probes.get(_SERVER_INFO_TEXT))
-    return ServerAnswers(
-        read_server_info(info), read_models(probes.get(MODELS)), read_version(probes.get(VERSION))
-    )
+    info = probes.get(SERVER_INFO, probes.get("/server_info"))
+    models, version = probes.get(MODELS), probes.get(VERSION)
+    return ServerAnswers(read_server_info(info), read_models(models), read_version(version))
 
 
 def to_header(answers: ServerAnswers) -> dict[str, Any]:
     """Build the ``probes`` of a recording's header, with nothing in them but the facts."""
-    header: dict[str, Any] = {}
-    if answers.version is not None:
-        header[VERSION] = {"version": answers.version}
-    if answers.models:
-        header[MODELS] = dict(answers.models)
-    if answers.server_info:
-        header[SERVER_INFO] = {"vllm_config": arguments.fields_of(answers.server_info)}
-    return header
+    header: dict[str, Any] = {
+        VERSION: answers.version and {"version": answers.version},
+        MODELS: dict(answers.models),
+        SERVER_INFO: answers.server_info and {"vllm_config": arguments.fields_of(answers.server_info)},
+    }
+    return {path: answer for path, answer in header.items() if answer}

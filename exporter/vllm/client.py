@@ -114,10 +114,9 @@ class MetricsClient:
             async with asyncio.timeout(self._timeout):
                 body, content_type = await self._get(path)
         except Exception as problem:  # noqa: BLE001 - every error becomes an answer
-            error, detail = explain(problem)
+            # If the client was closed during the fetch, aiohttp may raise anything.
+            error, detail = ("unreachable", _CLOSED) if self._closed else explain(problem)
             detail += self._hint(error)
-            if self._closed:  # during the fetch: aiohttp may raise anything then
-                error, detail = "unreachable", _CLOSED
         else:
             return Answer(body, None, "", clock() - start, content_type)
         if error == "tls":

@@ -249,9 +249,8 @@ def _number(row: dict[str, Any], key: str) -> float:
 class Writer(AbstractContextManager["Writer"]):
     """Writes a recording; gzipped if the path ends in `.gz`.
 
-    Every line is a gzip member of its own and is passed to the operating system at once: the file of a killed
-    writer holds every poll so far, at worst followed by one cut-off member. (This costs 4 % in size.) The
-    file holds nothing about the machine except what the caller passes: no path, no time.
+    Every line is a gzip member of its own (which costs 4 % in size) and is written at once: the file of a
+    killed writer has every poll so far, at worst followed by one cut-off member. It has no path and no time.
 
     Args:
         path: of the new file.
