@@ -20,6 +20,8 @@ from exporter.analysis.findings import findings
 from exporter.analysis.history import History
 from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.server_facts import ServerFacts
+from exporter.analysis.pace import PaceWatch
+from exporter.analysis.queue_causes import QueueCauses
 from exporter.analysis.signals import Windows, compute
 from exporter.analysis.situation import describe
 from exporter.analysis.verdicts import Judge
@@ -99,6 +101,7 @@ def _whole(header: Header, polls: list[Poll]) -> list[float]:
 def _parts(header: Header, polls: list[Poll], parts: dict[str, list[float]]) -> None:
     """Measure the steps of `Engine.judge` and those before it."""
     reader, history, baseline, judge = Reader(), History(), Baseline(), Judge()
+    pace, causes = PaceWatch(), QueueCauses()
     limits, windows = AnalysisConfig(), Windows()
 
     def timed(what: str, step: Callable[[], Result]) -> Result:
@@ -113,10 +116,12 @@ def _parts(header: Header, polls: list[Poll], parts: dict[str, list[float]]) -> 
         (snapshot,) = exposition.engines.values()
         timed("remember", partial(history.observe, poll.t, snapshot, exposition.start_time))
         baseline.observe(history, frozen=False)
+        timed("pace", partial(pace.observe, history, frozen=False))
         signals = timed("signals", partial(compute, history, header.config, windows=windows))
         situation = timed(
-            "situation", partial(describe, history, signals, baseline, header.config, limits, None)
+            "situation", partial(describe, history, signals, baseline, header.config, limits, None, pace)
         )
+        situation.queue_cause = timed("cause of the queue", partial(causes.observe, situation))
         timed("verdict", partial(judge.judge, situation))
         timed("findings", partial(findings, situation))
 

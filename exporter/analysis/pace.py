@@ -28,6 +28,8 @@ _LEAST_PROMPT_SCALE: Final = 64.0
 # What takes more than this factor is not learned as usual.
 _UNUSUAL: Final = 2.0
 _CALM_SECONDS: Final = 10.0
+# How much of a step is fixed is known after so long without a queue.
+_CALM_ENOUGH_SECONDS: Final = 40.0
 _KEEP_CALM: Final = 60
 
 
@@ -56,11 +58,14 @@ class PaceWatch:
         calm: the last calm times.
     """
 
-    __slots__ = ("_begin", "_calm_begin", "_fit", "_sums", "calm")
+    __slots__ = ("_begin", "_calm_begin", "_calm_fit", "_calm_seconds", "_calm_sums", "_fit", "_sums", "calm")
 
     def __init__(self) -> None:
         self.calm: deque[CalmRate] = deque(maxlen=_KEEP_CALM)
         self._sums = [0.0] * 10  # n, r, x, rr, rx, xx, y, ry, xy, yy
+        self._calm_sums = [0.0] * 10  # the same, while nothing waits
+        self._calm_seconds = 0.0
+        self._calm_fit: _Fit | None = None
         self._begin = math.nan
         self._calm_begin = math.nan
         self._fit: _Fit | None = None
@@ -82,7 +87,7 @@ class PaceWatch:
 
     def expected(self, running: float, prompts_per_step: float) -> float | None:
         """Return the longest plausible seconds of a step at this load; None before enough was seen."""
-        if self._sums[0] < _LEAST_SLICES:
+        if self._sums[0] < _LEAST_SLICES or self._calm_seconds < _CALM_ENOUGH_SECONDS:
             return None
         if self._fit is None:
             self._fit = _Fit(self._sums)
@@ -95,6 +100,17 @@ class PaceWatch:
         if self._fit is None:
             self._fit = _Fit(self._sums)
         return min(1.0, self._fit.prompt_seconds * prompts_per_step / seconds)
+
+    def work_share(self, seconds: float) -> float | None:
+        """Return the share of a step's time that grows with its work, at the least; None before enough was seen.
+
+        More requests at once share only the rest: where nearly all of it grows, no seat and no block helps.
+        """
+        if self._calm_sums[0] < _LEAST_SLICES or self._calm_seconds < _CALM_ENOUGH_SECONDS or seconds <= 0:
+            return None
+        if self._calm_fit is None:
+            self._calm_fit = _Fit(self._calm_sums)
+        return max(0.0, 1.0 - self._calm_fit.fixed_seconds / seconds)
 
     def used_per_request(self) -> float | None:
         """Return the least share of the pool that a request held in any calm time; None if unknown."""
@@ -143,6 +159,10 @@ class PaceWatch:
         )
         self._sums = [_KEEP * old + one for old, one in zip(self._sums, new, strict=True)]
         self._fit = None
+        if not history.highest("requests_waiting", start):
+            self._calm_sums = [_KEEP * old + one for old, one in zip(self._calm_sums, new, strict=True)]
+            self._calm_seconds += history.span(start)
+            self._calm_fit = None
 
     def _note_calm(self, history: History, start: int) -> None:
         running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
@@ -170,7 +190,7 @@ class _Fit:
     be as large as the step.
     """
 
-    __slots__ = ("_cov", "_mean", "_scale", "_y", "prompt_seconds")
+    __slots__ = ("_cov", "_mean", "_scale", "_y", "fixed_seconds", "prompt_seconds")
 
     def __init__(self, sums: list[float]) -> None:
         n, r, x, rr, rx, xx, y, ry, xy, yy = sums
@@ -185,6 +205,7 @@ class _Fit:
             left = yy / y0**2 - 2 * _dot(self._mean, g) + _dot(self._mean, _times(f, self._mean))
             noise = max(_NOISE**2, left / n)
         self.prompt_seconds = max(0.0, self._mean[2]) * y0 / x0
+        self.fixed_seconds = max(0.0, self._mean[0] + math.sqrt(self._cov[0])) * y0
 
     def most(self, running: float, prompts_per_step: float) -> float:
         r0, x0 = self._scale

@@ -13,6 +13,7 @@ from exporter.analysis.situation import Situation
 __all__ = [
     "QueueCauses",
     "cause_of_waiting",
+    "is_compute_bound",
     "is_long",
     "steps_are_full",
     "waiting_holds_blocks",
@@ -33,6 +34,8 @@ _ALMOST: Final = 0.95
 _MOST_HELD: Final = 3.0
 # A queue of at least this share of what runs keeps requests waiting for a good part of their time.
 _LONG: Final = 1 / 3
+# More requests at once gain at most a third where this share of a step grows with its work.
+_WORKS: Final = 0.75
 # A pool this full beside preemptions is what limits, even with all seats taken.
 _KV_TIGHT: Final = 0.95
 
@@ -101,6 +104,8 @@ def cause_of_waiting(s: Situation) -> str | None:
         return None
     if _is_deferred(s):
         return "deferred_wait"
+    if is_compute_bound(s):
+        return "prefill_bound"
     if _seats_are_taken(s):
         return "kv_bound" if s.minute.counted > 0 and _kv_is_tight(s) else "seat_bound"
     if steps_are_full(s):
@@ -126,6 +131,11 @@ def _seats_are_taken(s: Situation) -> bool:
 
 def _kv_is_tight(s: Situation) -> bool:
     return s.queue.kv_usage_mean is not None and s.queue.kv_usage_mean >= _KV_TIGHT
+
+
+def is_compute_bound(s: Situation) -> bool:
+    """Whether nearly all of a step's time grows with its work, so that more requests at once gain little."""
+    return s.steps.work_share is not None and s.steps.work_share >= _WORKS
 
 
 def steps_are_full(s: Situation) -> bool:

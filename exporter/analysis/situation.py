@@ -23,6 +23,8 @@ _INFERRED_SECONDS: Final = 15.0
 _UNCOUNTED: Final = 2.0
 # Blocks are taken whole; fewer tokens than this may be their ends.
 _LEAST_UNCOUNTED: Final = 256.0
+# Steps of a moment this many times longer than the load explains may become a slow engine.
+_SLOWING: Final = 2.5
 _BUSY_SECONDS: Final = 1.5
 # Tokens per second have fallen if the last polls have this share of the best rate before them. A rate needs
 # polls this far apart.
@@ -81,15 +83,19 @@ class Steps(NamedTuple):
     Attributes:
         tokens: computed per step, prompts and answers; a step without an output is not counted as one.
         prompt_share: share of their time that computing prompts explains.
+        work_share: share of their time that grows with the work in them.
         slow_factor: times the longest time that this load explains, in the burst window, in half and in twice
             of it; the smallest of these.
+        slowing: whether the burst window alone has such steps, or none; too short to be sure.
         uncounted: tokens of prompts that are being computed: KV grows by more than was counted.
         computes_prompt: whether those are most of the growth.
     """
 
     tokens: float | None
     prompt_share: float | None
+    work_share: float | None
     slow_factor: float | None
+    slowing: bool
     uncounted: float
     computes_prompt: bool
 
@@ -306,7 +312,7 @@ def _steps(history: History, signals: Signals, thresholds: AnalysisConfig, pace:
     start = history.window_start(t - thresholds.queue_window)
     growth, computes = uncounted(history, start, signals.kv_capacity_tokens)
     tokens = _tokens_per_step(history, start)
-    seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
+    seconds = _step_seconds(history, start)
     factors = [
         _slow_factor(history, history.window_start(t - window), signals.kv_capacity_tokens, pace)
         for window in (thresholds.burst_window / 2, thresholds.burst_window, 2 * thresholds.burst_window)
@@ -315,10 +321,19 @@ def _steps(history: History, signals: Signals, thresholds: AnalysisConfig, pace:
     return Steps(
         tokens=tokens,
         prompt_share=None if tokens is None or seconds is None else pace.prompt_share(seconds, tokens),
+        work_share=None if seconds is None else pace.work_share(seconds),
         slow_factor=None if None in factors[1:] else min(known),
+        slowing=factors[1] is not None and factors[1] >= _SLOWING,
         uncounted=growth,
         computes_prompt=computes,
     )
+
+
+def _step_seconds(history: History, start: int) -> float | None:
+    """Seconds of a step; an answer that is set back for a while makes its tokens late and no step longer."""
+    steps = history.increase("engine_steps", start)
+    seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
+    return None if not steps or seconds is None else min(seconds, history.span(start) / steps)
 
 
 def uncounted(history: History, start: int, capacity: float | None) -> tuple[float, bool]:

@@ -204,7 +204,7 @@ class AnalysisConfig(Section):
     kv_full: float = option(0.9, number(0.5, 1), "KV usage that counts as full if request lengths are unknown")
     kv_roomy: float = option(0.75, number(0.1, 1), "KV usage below which a preemption had another cause; storms reach 1")
     # Queue.
-    queue_window: float = option(30.0, duration(5, HOUR), "time that a queue must last; bursts drain in seconds")
+    queue_window: float = option(15.0, duration(5, HOUR), "time that a queue must last; bursts drain in seconds")
     queue_share: float = option(0.8, number(0.1, 1), "share of polls with a queue that makes it last")
     queue_leave_share: float = option(0.3, number(0.0, 1), "share of polls with a queue below which it has drained")
     seats_share: float = option(0.6, number(0.1, 1), "share of polls at the seat limit, or one below, that makes seats the cause")

@@ -4,7 +4,7 @@ from typing import Final
 
 from exporter.analysis.conditions.evidence import Evidence, some
 from exporter.analysis.conditions.queue import is_long, nothing_finishes
-from exporter.analysis.queue_causes import steps_are_full
+from exporter.analysis.queue_causes import is_compute_bound, steps_are_full
 from exporter.analysis.situation import Situation
 
 # Fewer finished requests than this say little about a ratio.
@@ -26,10 +26,15 @@ _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Preemptions with little completed work."""
-    if not s.busy or _is_not_kv(s) or steps_are_full(s):
+    if not s.busy or _is_not_kv(s) or steps_are_full(s) or (is_compute_bound(s) and not _much_again(s)):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
     return (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
+
+
+def _much_again(s: Situation) -> bool:
+    """Whether so much is computed twice that more KV would spare it."""
+    return (s.signals.recomputed_ratio or 0.0) >= _TWICE_MATTERS
 
 
 def thrash_is_critical(s: Situation, critical: bool) -> bool:

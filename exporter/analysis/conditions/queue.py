@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 # A queue is judged by its cause only while the engine works; a stand-still has verdicts of its own.
-_QUEUE_IDLE_SECONDS: Final = 15.0
+_QUEUE_IDLE_SECONDS: Final = 6.0
 # Nothing finishes when no request has for this long, or for so many times the longest that any took.
 _UNFINISHED_SECONDS: Final = 600.0
 _TIMES_LONGEST: Final = 3.0
@@ -39,7 +39,8 @@ def _queues(s: Situation, current: bool, cause: str) -> bool:
     return (
         s.queue.waiting_share >= s.thresholds.queue_share
         and s.span >= s.thresholds.queue_window
-        and bool(s.waiting)
+        and bool(s.waiting and s.running)
+        and not s.steps.slowing
     )
 
 
