@@ -18,10 +18,10 @@ from exporter.analysis.baseline import Baseline
 from exporter.analysis.engine import Engine
 from exporter.analysis.findings import findings
 from exporter.analysis.history import History
-from exporter.analysis.pipeline import Pipeline
-from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.pace import PaceWatch
+from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.queue_causes import QueueCauses
+from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.signals import Windows, compute
 from exporter.analysis.situation import describe
 from exporter.analysis.verdicts import Judge

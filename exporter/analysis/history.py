@@ -266,6 +266,7 @@ class History:
             return 0.0
         finished = self.own.get("requests_finished", _NAN) - self.columns["requests_finished"][-1]
         back = max(0.0, min(fell - (0.0 if math.isnan(finished) else finished), rose))
+        self.returned += back
         usage = self.highest("kv_usage", self.first_index_since(t - INFER_KV_SECONDS))
         inferred = back if usage is not None and usage >= INFER_KV_FULL else 0.0
         if fell >= max(MASS_LEAST, MASS_SHARE * running) and rose >= MASS_SHARE * fell:

@@ -102,7 +102,7 @@ class PaceWatch:
         return min(1.0, self._fit.prompt_seconds * prompts_per_step / seconds)
 
     def work_share(self, seconds: float) -> float | None:
-        """Return the share of a step's time that grows with its work, at the least; None before enough was seen.
+        """Return the least share of a step's time that grows with its work; None before enough was seen.
 
         More requests at once share only the rest: where nearly all of it grows, no seat and no block helps.
         """

@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.engine import EngineReading
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.commands._diagnosis import explain_error, explain_page
 from exporter.commands._options import ACCESS_LOG, add_for, add_url, only_target
 from exporter.commands._outcome import ExitStatus
 from exporter.commands._progress import StatusLine, progress_bar
@@ -37,6 +39,9 @@ _STATUS: Final = {Severity.NONE: 0, Severity.INFO: 0, Severity.WARNING: 1, Sever
 _UNKNOWN_VERDICTS: Final = frozenset({"metrics_missing", "data_untrusted", "starting"})
 # Conditions that must last for some time get this share of the time that is watched.
 _SHARE: Final = 0.75
+# So many preemptions, and so many per finished request, look like a storm.
+_STORM_LEAST: Final = 5
+_STORM_RATIO: Final = 0.3
 
 # The engine's name, the engine and its forecast; or why there is none.
 WhatIf = tuple[str, Present, Forecast] | str
@@ -61,48 +66,54 @@ def run(options: argparse.Namespace, config: Config) -> int:
     only_target(config, "check")
     logging.getLogger().setLevel(logging.ERROR)  # the report has all of it
     progress = StatusLine()
-    reading, loads = process.run(_watch(config, options.seconds, progress))
+    last, loads = process.run(_watch(config, options.seconds, progress))
     progress.end()
+    reading, reason = (last.reading, _reason(last)) if last is not None else (None, None)
+    grade = exit_status(reading, short=options.seconds < config.analysis.window)
     status = status_object(shown_url(config.targets[0].url), reading, reading.t if reading else 0.0, loads)
     forecast = _forecast(config, status) if options.what_if else None
     if options.json:
-        document = {"seconds": options.seconds, "exit_status": exit_status(reading), **status}
+        document = {"seconds": options.seconds, "exit_status": grade, **status}
+        if reason is not None:
+            document["cause"], document["next_step"] = reason
         if isinstance(forecast, str):
             document["what_if"] = {"error": forecast}
         elif forecast is not None:
             document["what_if"] = worker.to_dict(*forecast)
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
-        print("\n".join(_report(config, reading, options.seconds, forecast)))
-    return exit_status(reading)
+        print("\n".join(_report(config, reading, reason, options.seconds, forecast)))
+    return grade
 
 
 def shrink_windows(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
     """Return windows that fit into the time that is watched, so that every condition can be judged."""
     longest = max(1.0, _SHARE * seconds)
     lasting = ("queue_window", "stall_after", "deadlock_after", "held_after")
-    return replace(analysis, hold=0.0, **{name: min(getattr(analysis, name), longest) for name in lasting})
+    shorter = {name: min(getattr(analysis, name), longest) for name in lasting}
+    return replace(analysis, hold=0.0, startup_grace=0.0, **shorter)  # no grace: the question is what is now
 
 
 async def _watch(
     config: Config, seconds: float, progress: Callable[[str], None]
-) -> tuple[TargetReading | None, Mapping[EngineKey, LoadProfile]]:
+) -> tuple[PollOutcome | None, Mapping[EngineKey, LoadProfile]]:
     """Poll the target for some seconds; `progress` gets a line after every poll.
 
     Returns:
-        The last reading, None where no poll ended, and the load of each engine.
+        The last poll, None where no poll ended, and the load of each engine.
     """
     target = config.targets[0]
-    last: TargetReading | None = None
+    last: PollOutcome | None = None
     start = process.SYSTEM.monotonic()
     analysis = shrink_windows(config.analysis, seconds)
-    pipeline = Pipeline(analysis, target.facts, config.poll.interval, config.engine.args)
+    facts = {name: value for name, value in target.facts.items() if name != "startup_grace_seconds"}
+    pipeline = Pipeline(analysis, facts, config.poll.interval, config.engine.args)
     prober = Prober.for_target(target, config.poll)
 
     def note(outcome: PollOutcome) -> None:
         nonlocal last
-        last = outcome.reading
-        progress(f"{process.SYSTEM.monotonic() - start:5.1f}s of {seconds:g}s  {headline(last)}")
+        last = outcome
+        progress(f"{process.SYSTEM.monotonic() - start:5.1f}s of {seconds:g}s  {headline(last.reading)}")
 
     client = MetricsClient(target, config.poll)
     watcher = Watcher(client, pipeline, Pace(config.poll.interval), note, prober=prober)
@@ -112,6 +123,16 @@ async def _watch(
     await client.close()
     await prober.close()
     return last, pipeline.loads()
+
+
+def _reason(last: PollOutcome) -> tuple[str, str] | None:
+    """Return why the last poll brought no engine, and the next step."""
+    if last.reading.up and last.reading.engines:
+        return None
+    page = explain_page(last.answer.body)
+    if page is not None or last.reading.error is None:
+        return page
+    return explain_error(last.reading.error)
 
 
 def _forecast(config: Config, status: Mapping[str, Any]) -> WhatIf:
@@ -125,18 +146,38 @@ def _forecast(config: Config, status: Mapping[str, Any]) -> WhatIf:
         return name, present, worker.forecast_engine(present, config.whatif, progress=progress)
 
 
-def exit_status(reading: TargetReading | None) -> int:
-    """Return 0 for good, 1 for a warning, 2 for critical, 3 for unknown."""
+def exit_status(reading: TargetReading | None, *, short: bool = False) -> int:
+    """Return 0 for good, 1 for a warning, 2 for critical, 3 for unknown.
+
+    Args:
+        reading: the last one.
+        short: whether it covers less than a full window: then what looks like a storm is a warning.
+    """
     if reading is None or reading.good_at is None:
         return ExitStatus.UNKNOWN
-    unknown = _UNKNOWN_VERDICTS & {verdict for _, verdict in verdicts(reading)}
-    return (
-        ExitStatus.UNKNOWN if unknown and reading.severity < Severity.CRITICAL else _STATUS[reading.severity]
-    )
+    worst = reading.severity
+    if worst < Severity.CRITICAL and _UNKNOWN_VERDICTS & {verdict for _, verdict in verdicts(reading)}:
+        return ExitStatus.UNKNOWN
+    if short and any(map(_like_a_storm, reading.engines.values())):
+        worst = max(worst, Severity.WARNING)
+    return _STATUS[worst]
+
+
+def _like_a_storm(engine: EngineReading) -> bool:
+    """Whether preemptions are many per finished request, and too few seconds were seen to know their harm."""
+    if engine.judgement.verdict not in {"preemption_light", "kv_bound", "preemption_thrash"}:
+        return False
+    seen = engine.signals
+    counted, ratio = seen.preemptions_total or 0.0, seen.preemptions_per_finished_request
+    return counted >= _STORM_LEAST and (ratio is None or ratio >= _STORM_RATIO)
 
 
 def _report(
-    config: Config, reading: TargetReading | None, seconds: float, forecast: WhatIf | None
+    config: Config,
+    reading: TargetReading | None,
+    reason: tuple[str, str] | None,
+    seconds: float,
+    forecast: WhatIf | None,
 ) -> list[str]:
     lines = [f"{shown_url(config.targets[0].url)}, watched for {seconds:g} s"]
     if seconds < config.analysis.window:
@@ -151,7 +192,11 @@ def _report(
         lines += report(
             reading, coloured if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else plain
         )
+        if seconds < config.analysis.window and any(map(_like_a_storm, reading.engines.values())):
+            lines.append("This looks like a storm of preemptions. Use --for 2m to see what harm it does.")
+    lines += [f"  {line}" for line in reason or ()]
     if forecast is not None:
         lines += ["", "What each fix would do, simulated"]
         lines += [f"  {forecast}"] if isinstance(forecast, str) else worker.to_text(*forecast).splitlines()
-    return [*lines, "", ACCESS_LOG]
+    answered = reading is not None and reading.good_at is not None
+    return [*lines, "", ACCESS_LOG] if answered else lines

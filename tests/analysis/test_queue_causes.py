@@ -1,0 +1,102 @@
+"""What a queue waits for, slow engines, and queues of which nothing finishes: both sides of each rule."""
+
+import pytest
+from support.scenes import Stage, engine_of, fixes, found, verdicts
+
+POOL = {"kv_cache_size_tokens": 100_000}
+BUSY = {"running": 8, "kv": 0.3, "tokens": 240, "prompts": 100, "steps": 30, "finished": 1}
+QUEUE = BUSY | {"waiting": 6, "deferred": 0}
+
+
+def last(stage: Stage) -> str:
+    """The verdict after the last poll."""
+    return engine_of(stage.readings[-1]).judgement.verdict
+
+
+@pytest.mark.parametrize(("running", "verdict"), [(16, "seat_bound"), (15, "kv_bound"), (9, "kv_bound")])
+def test_all_seats_means_all_seats(running, verdict):
+    """One seat free, capacity lacking, steps nearly empty: the blocks are short."""
+    stage = Stage(cache=POOL, max_num_seqs=16, max_num_batched_tokens=2048)
+    stage.play(60, **BUSY)
+    stage.play(60, **QUEUE | {"running": running})
+    assert last(stage) == verdict
+
+
+def test_full_steps_are_no_shortage_of_blocks():
+    """The budget of a step is used up."""
+    stage = Stage(cache=POOL, max_num_seqs=64, max_num_batched_tokens=2048)
+    stage.play(60, **BUSY)
+    stage.play(60, **QUEUE | {"prompts": 60_000})
+    assert last(stage) == "prefill_bound"
+
+
+@pytest.mark.parametrize(("factor", "severity"), [(4, "warning"), (30, "critical")])
+def test_a_slow_engine_is_named_before_its_queue(factor, severity):
+    """Steps take many times longer at the same load."""
+    stage = Stage(cache=POOL, max_num_seqs=8)
+    stage.play(120, **BUSY, inter_token=1 / 30)
+    slow = {"tokens": 240 / factor, "steps": 30 / factor, "finished": 0.1, "prompts": 10}
+    scene = stage.play(90, **QUEUE | slow, inter_token=factor / 30)
+    assert verdicts(scene[40:]) == {"decode_slow"}
+    assert {engine_of(one).judgement.severity.value for one in scene[60:]} == {severity}
+
+
+def test_a_long_prompt_is_no_slow_engine():
+    """KV grows by more than was counted: a prompt takes the steps."""
+    stage = Stage(cache=POOL, max_num_seqs=64)
+    stage.play(120, **BUSY, inter_token=1 / 30)
+    part = BUSY | {"tokens": 8, "steps": 1, "finished": 0, "prompts": 0, "kv": lambda t: 0.3 + t / 200}
+    scene = stage.play(90, **part, inter_token=1.0)
+    assert not verdicts(scene) & {"decode_slow", "preemption_thrash"}
+
+
+@pytest.mark.parametrize(("finished", "severity"), [(0, "critical"), (0.02, "warning")])
+def test_a_queue_of_which_nothing_finishes_is_critical_after_ten_minutes(finished, severity):
+    """And the one request that runs can be aborted; as long as some finish it stays a warning."""
+    stage = Stage(cache=POOL, max_num_seqs=16, max_num_batched_tokens=2048, interval=2.0)
+    stage.play(60, **BUSY)
+    part = QUEUE | {"running": 1, "kv": 0.97, "tokens": 20, "steps": 20, "prompts": 0}
+    scene = stage.play(700, **part | {"finished": finished})
+    assert last(stage) == "kv_bound"
+    assert {engine_of(one).judgement.severity.value for one in scene[-5:]} == {severity}
+    assert ("abort_request" in fixes(stage.readings[-1])) == (severity == "critical")
+
+
+def test_clients_that_give_up_are_a_finding_and_no_preemption():
+    """Running falls and waiting rises again and again, and the counter stands still."""
+    stage = Stage(cache=POOL, max_num_seqs=64)
+    stage.play(60, **BUSY)
+    swing = {"running": lambda t: 20 - (t % 20), "waiting": lambda t: 4 + (t % 20), "kv": 0.5, "finished": 0}
+    scene = stage.play(120, **BUSY | swing)
+    assert "clients_give_up" in found(scene[-10:])
+    assert "preemption_thrash" not in verdicts(scene)
+
+
+def test_a_queue_of_seats_has_no_clients_that_give_up():
+    """The other side: no request goes back."""
+    stage = Stage(cache=POOL, max_num_seqs=8)
+    assert "clients_give_up" not in found(stage.play(120, **QUEUE))
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, True), (30, False)])
+def test_a_request_that_evicts_itself_is_unfittable(tokens, expected):
+    """Usage falls again and again from nearly full, and no token comes; with tokens it is none."""
+    stage = Stage(cache=POOL)
+    stage.play(60, **BUSY)
+    part = {"running": 1, "waiting": 3, "kv": lambda t: 0.2 + (t % 40) / 50, "tokens": tokens, "prompts": 0}
+    assert ("unfittable_request" in verdicts(stage.play(240, **part))) == expected
+
+
+def test_gauges_that_come_seldom_hold_for_one_and_a_half_of_their_periods():
+    """Ray: healthy while they come, missing once they do not; a replica that stands still is left out."""
+    stage = Stage(cache=POOL)
+    seldom = {
+        "running": lambda t: 8 if t % 10 == 0 else None,
+        "waiting": lambda t: 0 if t % 10 == 0 else None,
+        "kv": lambda t: 0.3 if t % 10 == 0 else None,
+    }
+    assert verdicts(stage.play(120, **BUSY | seldom)[1:]) == {"healthy"}
+    gone = {"running": None, "waiting": None, "kv": None}
+    assert engine_of(stage.play(60, **BUSY | gone)[-1]).judgement.verdict == "metrics_missing"
+    scene = stage.play(60, **gone | {"tokens": 0, "finished": 0, "steps": 0, "prompts": 0})
+    assert scene[-1].engines == {}
