@@ -16,6 +16,8 @@ _KV_FULL: Final = 0.8
 _KV_APART: Final = 0.4
 
 _HANGS_SECONDS: Final = 15.0
+# A load is a mean over this time.
+_LASTS_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class ImbalanceWatch:
 
     def observe(self, histories: Sequence[History], thresholds: AnalysisConfig) -> None:
         """Update after a poll; `histories` are of the engines in the last good body."""
-        loads = [_load(history, thresholds) for history in histories] if len(histories) > 1 else []
+        loads = [_load(history) for history in histories] if len(histories) > 1 else []
         known = [load for load in loads if load is not None]
         if not known or len(known) < len(loads):
             self.imbalanced = False
@@ -50,12 +52,12 @@ class ImbalanceWatch:
         self.imbalanced = _is_imbalanced(known, 1 + excess, thresholds.imbalance_requests)
 
 
-def _load(history: History, thresholds: AnalysisConfig) -> _Load | None:
+def _load(history: History) -> _Load | None:
     t = history.times[-1]
-    start = history.window_start(t - thresholds.queue_window)
+    start = history.window_start(t - _LASTS_SECONDS)
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     usage = history.mean("kv_usage", start)
-    if running is None or waiting is None or usage is None or history.span(start) < thresholds.queue_window:
+    if running is None or waiting is None or usage is None or history.span(start) < _LASTS_SECONDS:
         return None
     hangs = running > 0 and t - history.moved_at > _HANGS_SECONDS
     return _Load(running + waiting, usage, hangs)
