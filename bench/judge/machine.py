@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from bench.judge.gates import AdapterSlots, ConnectorLoads
 from bench.judge.traffic import Clients, Traffic
-from exporter.simulation.gates import AdapterSlots, ConnectorLoads, Gate
 from exporter.simulation.in_flight import InFlight
-from exporter.simulation.run import Run
+from exporter.simulation.run import Gate, Run
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, nanoseconds

@@ -1,7 +1,7 @@
 """The arrival of requests: all at once, one per free client, at random, or from a trace."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
 from exporter.simulation.rng import Rng
@@ -31,7 +31,6 @@ class Trace:
         self._source = iter(requests)
         self._end = end
         self._next = next(self._source, None)
-        self._at = 0
 
     def _arrival(self, request: Request) -> int:
         return request.arrival or 0
@@ -81,7 +80,7 @@ class Poisson(Trace):
         return super().take()
 
 
-class ClosedLoop:
+class ClosedLoop(Trace):
     """A closed loop: each client sends its next request ``pause`` nanoseconds after its last one ended."""
 
     def __init__(
@@ -89,25 +88,21 @@ class ClosedLoop:
     ) -> None:
         if clients < 1:
             raise ValueError(f"expected at least 1 client, got {clients}")
-        self._source: Iterator[Request] = iter(requests)
-        self._end = end
+        super().__init__(requests, end)
         self._pause = pause
-        self._next = next(self._source, None)
         self._due = [0] * clients
+
+    def _arrival(self, request: Request) -> int:  # noqa: ARG002 -- when the next client sends
+        return self._due[0]
 
     def next_at(self) -> int | None:
         """Return when the next client sends, or None while all clients wait for responses."""
-        if self._next is None or not self._due:
-            return None
-        at = self._due[0]
-        return None if self._end is not None and at >= self._end else at
+        return super().next_at() if self._due else None
 
     def take(self) -> Request:
         """Take the next request, for the client that is due."""
-        if self._next is None:
-            raise ValueError("no request is left")
+        request = super().take()
         heapq.heappop(self._due)
-        request, self._next = self._next, next(self._source, None)
         return request
 
     def left(self, now: int) -> None:

@@ -1,73 +1,37 @@
-"""The counters of a scheduler."""
+"""The counters of a scheduler, and a histogram of durations in bounded memory."""
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Counters"]
+__all__ = ["Counters", "LatencyHistogram"]
 
-_NAMED: Final = 10
+_BITS: Final = 7
 
 
+@dataclass(slots=True)
 class Counters:
-    """Sums over all steps.
+    """Sums over all steps; times in nanoseconds."""
 
-    Attributes:
-        steps: Engine steps.
-        output_steps: Steps that generated a token, as ``iteration_tokens_total_count``.
-        busy: Nanoseconds in steps.
-        scheduled_tokens: Tokens computed, prefill and decode.
-        scheduled_sequences: Sum over the steps of the requests running in each.
-        output_tokens: Tokens generated.
-        recomputed_tokens: Tokens computed again after a preemption.
-        cached_tokens: Prompt tokens found in the prefix cache at first admission.
-        preemptions: Preemptions, counted when they happen.
-        preemptions_counted: Preemptions, counted as in vLLM, with the victim's next output.
-        swapped_out, swapped_in: Blocks copied to and from the swap space.
-        refused: Rejected requests, whose prompt exceeds the model length.
-        aborted: Requests whose client gave up.
-        unfittable, unfittable_ids: Requests whose full length exceeds the pool, and the first of them.
-        peak: The most blocks held after a step, when victims and finished requests have left, as in vLLM.
-        held_time, running_time, waiting_time: Blocks held, requests running and waiting, times nanoseconds.
-    """
-
-    __slots__ = (
-        "aborted",
-        "busy",
-        "cached_tokens",
-        "held_time",
-        "output_steps",
-        "output_tokens",
-        "peak",
-        "preemptions",
-        "preemptions_counted",
-        "recomputed_tokens",
-        "refused",
-        "running_time",
-        "scheduled_sequences",
-        "scheduled_tokens",
-        "steps",
-        "swapped_in",
-        "swapped_out",
-        "unfittable",
-        "unfittable_ids",
-        "waiting_time",
-    )
-
-    def __init__(self) -> None:
-        self.steps = self.output_steps = self.busy = 0
-        self.scheduled_tokens = self.scheduled_sequences = self.output_tokens = 0
-        self.recomputed_tokens = self.cached_tokens = 0
-        self.preemptions = self.preemptions_counted = 0
-        self.swapped_out = self.swapped_in = 0
-        self.refused = self.aborted = self.unfittable = 0
-        self.unfittable_ids: list[int] = []
-        self.peak = 0
-        self.held_time = self.running_time = self.waiting_time = 0
-
-    def count_unfittable(self, number: int) -> None:
-        """Count a request that can never fit, and keep the first few by number."""
-        self.unfittable += 1
-        if len(self.unfittable_ids) < _NAMED:
-            self.unfittable_ids.append(number)
+    steps: int = 0
+    output_steps: int = 0  # steps that generated a token, as ``iteration_tokens_total_count``
+    busy: int = 0  # time in steps
+    scheduled_tokens: int = 0  # tokens computed, prefill and decode
+    scheduled_sequences: int = 0  # sum over the steps of the requests running in each
+    output_tokens: int = 0
+    recomputed_tokens: int = 0  # tokens computed again after a preemption
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    preemptions: int = 0  # counted when they happen
+    preemptions_counted: int = 0  # counted as in vLLM, with the victim's next output
+    swapped_out: int = 0  # blocks
+    swapped_in: int = 0
+    refused: int = 0  # requests whose prompt exceeds the model length
+    aborted: int = 0  # requests whose client gave up
+    unfittable: int = 0  # requests whose full length exceeds the pool
+    peak: int = 0  # most blocks held after a step, when victims and finished requests have left, as in vLLM
+    held_time: int = 0  # blocks held, times duration
+    running_time: int = 0
+    waiting_time: int = 0
 
     def add_step(self, took: int, held: int, running: int, waiting: int) -> None:
         """Add the duration of a step, and the blocks held and requests running and waiting during it."""
@@ -100,3 +64,39 @@ class Counters:
         self.held_time += held * took
         self.running_time += steps * decoding * took
         self.waiting_time += steps * waiting * took
+
+
+class LatencyHistogram:
+    """Counts of values in buckets less than 1 % wide; the mean is exact.
+
+    Values are whole numbers of at least 0 (nanoseconds). The values of a bucket have the same leading eight
+    bits, so a hundred thousand latencies take a few hundred counts.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+        self.count = self.total = 0
+
+    def add(self, value: int) -> None:
+        """Count one value."""
+        shift = max(0, value.bit_length() - _BITS - 1)
+        least = value >> shift << shift
+        self._buckets[least] += 1
+        self.count += 1
+        self.total += value
+
+    @property
+    def mean(self) -> float | None:
+        """The exact mean, or None without values."""
+        return self.total / self.count if self.count else None
+
+    def quantile(self, share: float) -> float | None:
+        """Return a quantile (to 1 %), or None without values."""
+        if not self.count:
+            return None
+        rank = max(1, -(-round(share * 1_000_000) * self.count // 1_000_000))
+        for least in sorted(self._buckets):
+            rank -= self._buckets[least]
+            if rank <= 0:
+                return least + ((1 << max(0, least.bit_length() - _BITS - 1)) - 1) / 2
+        return float(max(self._buckets))

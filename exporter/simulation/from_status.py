@@ -13,7 +13,7 @@ from exporter.analysis.load_profile import LoadProfile, StepSlice
 from exporter.config import as_number
 from exporter.simulation.load import Load, observed_load
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import StepSample, StepTime, fit
+from exporter.simulation.timing import StepTime, fit
 from exporter.simulation.workload import Lengths
 
 __all__ = ["Present", "PresentError", "describe_engine", "describe_load", "present_from_status"]
@@ -146,18 +146,13 @@ def _blocks(profile: LoadProfile, block: int) -> int:
 
 
 def _step_time(steps: Sequence[StepSlice], assumed: list[str]) -> StepTime:
-    samples = [StepSample(*each) for each in steps]
-    usable = [s for s in samples if s.seconds > 0 and s.steps > 0]
+    usable = [s for s in steps if s.seconds > 0 and s.steps > 0]
     if not usable:
         assumed.append("the step time of an 8B model on one GPU (unknown)")
         return StepTime()
     batches = [s.sequences / s.steps for s in usable]
     if max(batches) < _VARIETY * min(batches):
-        total = [
-            sum(each)
-            for each in zip(*((s.seconds, s.steps, s.tokens, s.sequences) for s in usable), strict=True)
-        ]
-        return fit([StepSample(*total)])
+        usable = [StepSlice(*map(sum, zip(*usable, strict=True)))]
     return fit(usable)
 
 

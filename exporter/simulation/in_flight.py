@@ -1,6 +1,7 @@
 """Requests inside the engine, and the queues in which they wait."""
 
 import heapq
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ class State(IntEnum):
     GONE = 4
 
 
+@dataclass(slots=True, eq=False)
 class InFlight:
     """One request in the engine; lengths in tokens, times in nanoseconds.
 
@@ -29,57 +31,35 @@ class InFlight:
     ``t - start`` computed tokens and one token more in all; it generates its last token in step ``end``.
     """
 
-    __slots__ = (
-        "admitted",
-        "arrival",
-        "cached_tokens",
-        "computed",
-        "end",
-        "ended",
-        "final",
-        "first",
-        "key",
-        "most_computed",
-        "outputs",
-        "preemptions",
-        "remnant",
-        "request",
-        "seat",
-        "shared",
-        "shared_blocks",
-        "start",
-        "state",
-        "stopped",
-        "swapped",
-        "text",
-        "tokens",
-        "uncounted_preemptions",
-    )
+    request: Request
+    arrival: int
+    final: int  # prompt and output together
+    key: tuple[int, int, int] = field(init=False)
+    tokens: int = field(init=False)  # prompt and generated so far (not kept while decoding)
+    outputs: int = field(init=False)
+    state: State = State.WAITING
+    seat: int = 0  # increases with each admission: the order of vLLM's running list
+    computed: int = 0
+    most_computed: int = 0  # below this, tokens are computed again
+    start: int = 0
+    end: int = 0
+    swapped: int = 0  # tokens whose KV waits in the swap space
+    text: "SharedText | None" = None
+    shared: "list[SharedBlock]" = field(default_factory=list)
+    shared_blocks: int = 0  # leading blocks that belong to the shared text
+    remnant: "Remnant | None" = None
+    preemptions: int = 0
+    uncounted_preemptions: int = 0  # vLLM counts them with the next output
+    cached_tokens: int = 0  # prefix cache hits at its first admission
+    admitted: int | None = None
+    first: int | None = None
+    ended: int = 0
+    stopped: int = 0  # time of its last token before the preemption
 
-    def __init__(self, request: Request, arrival: int, final: int) -> None:
-        self.request = request
-        self.arrival = arrival
-        self.key = (request.priority, arrival, request.id)
-        self.final = final  # prompt and output together
-        self.tokens = request.prompt_tokens  # prompt and generated so far (not kept while decoding)
-        self.outputs = final - request.prompt_tokens
-        self.state = State.WAITING
-        self.seat = 0  # increases with each admission: the order of vLLM's running list
-        self.computed = 0
-        self.most_computed = 0  # below this, tokens are computed again
-        self.start = self.end = 0
-        self.swapped = 0  # tokens whose KV waits in the swap space
-        self.text: SharedText | None = None
-        self.shared: list[SharedBlock] = []
-        self.shared_blocks = 0  # leading blocks that belong to the shared text
-        self.remnant: Remnant | None = None
-        self.preemptions = 0
-        self.uncounted_preemptions = 0  # vLLM counts them with the next output
-        self.cached_tokens = 0  # prefix cache hits at its first admission
-        self.admitted: int | None = None
-        self.first: int | None = None
-        self.ended = 0
-        self.stopped = 0  # time of its last token before the preemption
+    def __post_init__(self) -> None:
+        self.key = (self.request.priority, self.arrival, self.request.id)
+        self.tokens = self.request.prompt_tokens
+        self.outputs = self.final - self.tokens
 
 
 class WaitingQueue:

@@ -7,70 +7,50 @@ chain is one `Remnant` in the queue, evicted from its end. Blocks of a shared pr
 (`SharedBlock`), because several requests can hold one.
 """
 
+import itertools
 from collections import OrderedDict
-from typing import Protocol
+from dataclasses import dataclass, field
 
 __all__ = ["Pool", "Remnant", "SharedBlock", "SharedText"]
 
 
-class _Cached(Protocol):
-    """An entry of the queue of free but cached blocks."""
-
-    blocks: int
-
-    def lose(self, count: int) -> None:
-        """Evict this many blocks."""
-
-
+@dataclass(slots=True, eq=False)
 class Remnant:
     """The full private blocks that a request released and that are still cached."""
 
-    __slots__ = ("blocks",)
-
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
+    blocks: int
 
     def lose(self, count: int) -> None:
         """Evict blocks from the end of the chain; a prefix remains."""
         self.blocks -= count
 
 
+@dataclass(slots=True, eq=False)
 class SharedBlock:
     """One block of a shared prefix."""
 
-    __slots__ = ("blocks", "index", "refs", "registered", "text")
-
-    def __init__(self, text: "SharedText", index: int) -> None:
-        self.text = text
-        self.index = index
-        self.refs = 1
-        self.registered = False
-        self.blocks = 1
+    text: "SharedText"
+    index: int
+    refs: int = 1
+    registered: bool = False
+    blocks: int = 1
 
     def lose(self, count: int) -> None:  # noqa: ARG002 -- it is one block
         """Evict the block."""
         self.text.drop(self)
 
 
+@dataclass(slots=True, eq=False)
 class SharedText:
     """A shared prefix, and the blocks that hold each part of it, including duplicates."""
 
-    __slots__ = ("chain", "members", "name")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.members = 0
-        self.chain: dict[int, list[SharedBlock]] = {}
+    members: int = 0
+    chain: dict[int, list[SharedBlock]] = field(default_factory=dict)
 
     def find(self, limit: int) -> list[SharedBlock]:
         """Return the cached blocks from the start up to the first gap, at most ``limit``."""
-        found = []
-        for index in range(limit):
-            holders = self.chain.get(index)
-            if not holders:
-                break
-            found.append(holders[0])
-        return found
+        indices = itertools.takewhile(self.chain.__contains__, range(limit))
+        return [self.chain[index][0] for index in indices]
 
     def register(self, block: SharedBlock) -> None:
         """Make a full block findable."""
@@ -98,11 +78,9 @@ class Pool:
     __slots__ = ("_blank", "_queue", "_texts", "_tidy_at", "caching", "free", "size")
 
     def __init__(self, size: int, *, caching: bool) -> None:
-        self.size = size
-        self.free = size
+        self.size = self.free = self._blank = size
         self.caching = caching
-        self._blank = size
-        self._queue: OrderedDict[_Cached, None] = OrderedDict()
+        self._queue: OrderedDict[Remnant | SharedBlock, None] = OrderedDict()
         self._texts: dict[str, SharedText] = {}
         self._tidy_at = 2 * size
 
@@ -149,7 +127,7 @@ class Pool:
 
     def text(self, name: str) -> SharedText:
         """Return the shared prefix of a name, and count another member."""
-        text = self._texts.setdefault(name, SharedText(name))
+        text = self._texts.setdefault(name, SharedText())
         text.members += 1
         return text
 
@@ -180,8 +158,3 @@ class Pool:
                 self._queue[block] = None
             else:
                 self._blank += 1
-
-    @property
-    def cached(self) -> int:
-        """Free blocks that are still cached."""
-        return sum(entry.blocks for entry in self._queue)

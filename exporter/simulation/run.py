@@ -3,19 +3,42 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from exporter.simulation.arrivals import Arrivals
-from exporter.simulation.counters import Counters
-from exporter.simulation.gates import Gate
+from exporter.simulation.counters import Counters, LatencyHistogram
 from exporter.simulation.in_flight import InFlight
-from exporter.simulation.latency_histogram import LatencyHistogram
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS
 from exporter.simulation.workload import Request
 
-__all__ = ["Result", "Run", "simulate"]
+__all__ = ["Arrival", "Gate", "Result", "Run", "simulate"]
+
+Arrival = tuple[Request, int]
+
+
+class Gate(Protocol):
+    """Keeps requests back, in front of the scheduler, until what they need is there."""
+
+    @property
+    def deferred(self) -> int:
+        """Requests kept back."""
+
+    def enter(self, request: Request, at: int) -> None:
+        """Take in a request that arrives at a time in nanoseconds."""
+
+    def next_at(self) -> int | None:
+        """Return when the next request may pass, or None where that depends on the scheduler alone."""
+
+    def release(self, now: int) -> list[Arrival]:
+        """Let out the requests that may pass now, each with the time of its arrival."""
+
+    def holds(self, number: int) -> bool:
+        """Return whether a request is kept back here."""
+
+    def left(self, number: int) -> None:
+        """Forget a request that left the scheduler or whose client gave up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Scheduler:
         live = InFlight(request, arrival, final)
         self.kv.enter(live)
         if self.kv.blocks(final - 1) > self.pool.size:
-            self.totals.count_unfittable(request.id)
+            self.totals.unfittable += 1
         self._lives[request.id] = live
         if not self._queue or self.engine.policy == "priority":
             self._blocked = False

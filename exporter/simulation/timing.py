@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NANOSECONDS", "StepSample", "StepTime", "fit", "nanoseconds"]
+from exporter.analysis.load_profile import StepSlice
+
+__all__ = ["NANOSECONDS", "StepTime", "fit", "nanoseconds"]
 
 NANOSECONDS: Final = 1_000_000_000
 
@@ -59,21 +61,7 @@ class StepTime:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """An observation of some steps: the ``seconds`` they took, and what was scheduled in that time.
-
-    ``tokens`` are prompt tokens computed plus tokens generated; ``sequences`` is the sum over the steps
-    of the requests running (mean running times steps). ``seconds`` must not include idle time.
-    """
-
-    seconds: float
-    steps: float
-    tokens: float
-    sequences: float
-
-
-def fit(samples: Iterable[StepSample], shape: StepTime | None = None) -> StepTime:
+def fit(samples: Iterable[StepSlice], shape: StepTime | None = None) -> StepTime:
     """Fit a step time to observations, by least squares without negative parts.
 
     With fewer than three samples the parts cannot be separated: then ``shape`` (by default the default
@@ -97,7 +85,7 @@ def fit(samples: Iterable[StepSample], shape: StepTime | None = None) -> StepTim
     return StepTime(fixed, per_token, per_sequence, shape.per_swapped_block)
 
 
-def _least_squares(samples: Sequence[StepSample]) -> tuple[float, ...] | None:
+def _least_squares(samples: Sequence[StepSlice]) -> tuple[float, ...] | None:
     """Return the non-negative parts with the least squared *relative* error, or None.
 
     The error is relative so that a long run does not outweigh the short ones. Three unknowns are few enough

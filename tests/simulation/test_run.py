@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.scheduler_cases import check_pool
 
 from exporter.simulation.arrivals import Burst, ClosedLoop, Poisson, Trace
 from exporter.simulation.rng import Rng
@@ -109,6 +110,44 @@ def test_a_run_can_be_taken_in_pieces():
             in_pieces += some
     assert [(r.request.id, r.ended) for r in in_pieces] == [(r.request.id, r.ended) for r in ended]
     assert pieces.scheduler.totals.preemptions == whole.scheduler.totals.preemptions > 0
+
+
+STEP = StepTime(fixed=10, per_token=0, per_sequence=0)
+
+
+def small(blocks, requests, **changes):
+    """A run on so many usable blocks of 4 tokens; each step takes 10 ns."""
+    return Run(Engine(num_gpu_blocks=blocks + 1, block_size=4, step_time=STEP, **changes), Trace(requests))
+
+
+def finished(simulated):
+    """The numbers of the requests in the order in which they finished."""
+    found = []
+    while ended := simulated.until(None):
+        found += [live.request.id for live in ended]
+    return found
+
+
+def test_a_request_may_hold_blocks_besides_its_tokens():
+    """4 + 2 tokens take 2 blocks at most, and 3 more: 10 blocks hold two requests, not five."""
+    simulated = small(10, [Request(number, 4, 2, arrival=0) for number in range(3)], blocks_per_request=3)
+    simulated.until(5)
+    assert (simulated.scheduler.running, simulated.scheduler.waiting) == (2, 1)
+    assert simulated.scheduler.pool.free == 10 - 2 * (1 + 3)
+    assert finished(simulated) == [0, 1, 2]
+    assert simulated.scheduler.pool.free == 10
+    check_pool(simulated.scheduler.pool)
+
+
+def test_a_leak_takes_free_blocks_only():
+    """What is held cannot be lost."""
+    simulated = small(4, [Request(0, 4, 9, arrival=0)])
+    simulated.until(5)
+    assert not simulated.scheduler.hold_blocks(4)
+    assert simulated.scheduler.hold_blocks(3)
+    assert simulated.scheduler.pool.free == 0
+    simulated.scheduler.return_blocks(3)
+    assert finished(simulated) == [0]
 
 
 SETTINGS = {

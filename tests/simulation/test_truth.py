@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from exporter.analysis.load_profile import StepSlice
 from exporter.simulation.arrivals import Burst, ClosedLoop
 from exporter.simulation.run import simulate
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import StepSample, StepTime, fit
+from exporter.simulation.timing import StepTime, fit
 from exporter.simulation.workload import parse_workload
 
 STEP_TIME = StepTime()
@@ -83,9 +84,7 @@ def test_time_can_be_fitted_to_within_what_real_runs_differ():
     for row in RUNS:
         result = simulated(row)
         samples.append(
-            StepSample(
-                float(row["wall_s"]), result.steps, result.scheduled_tokens, result.scheduled_sequences
-            )
+            StepSlice(float(row["wall_s"]), result.steps, result.scheduled_tokens, result.scheduled_sequences)
         )
     step_time = fit(samples)
     for row in RUNS:

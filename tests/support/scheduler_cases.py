@@ -86,5 +86,5 @@ def cases(draw):
 
 def check_pool(pool):
     """Free blocks are exactly the blank and the cached ones."""
-    assert pool.free == pool._blank + pool.cached
+    assert pool.free == pool._blank + sum(entry.blocks for entry in pool._queue)
     assert 0 <= pool.free <= pool.size

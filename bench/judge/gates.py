@@ -1,43 +1,17 @@
-"""What requests wait for before the scheduler may admit them: an adapter slot, or KV that a connector loads.
+"""Gates of a run: requests wait for an adapter slot, or for KV that a connector loads.
 
-vLLM keeps such requests out of the way of the others and counts them as waiting and deferred. A gate does
-so in front of the scheduler: `Run` passes each arriving request to it, and asks it again at every change.
+vLLM keeps such requests apart and counts them as waiting and deferred.
 """
 
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Protocol
 
+from exporter.simulation.run import Arrival
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.workload import Request
 
-__all__ = ["AdapterSlots", "ConnectorLoads", "Gate"]
-
-Arrival = tuple[Request, int]
-
-
-class Gate(Protocol):
-    """Keeps requests back until what they need is there."""
-
-    @property
-    def deferred(self) -> int:
-        """Requests kept back."""
-
-    def enter(self, request: Request, at: int) -> None:
-        """Take in a request that arrives at a time in nanoseconds."""
-
-    def next_at(self) -> int | None:
-        """Return when the next request may pass, or None where that depends on the scheduler alone."""
-
-    def release(self, now: int) -> list[Arrival]:
-        """Let out the requests that may pass now, each with the time of its arrival."""
-
-    def holds(self, number: int) -> bool:
-        """Whether a request is kept back here."""
-
-    def left(self, number: int) -> None:
-        """Forget a request that left the scheduler or whose client gave up."""
+__all__ = ["AdapterSlots", "ConnectorLoads"]
 
 
 class AdapterSlots:

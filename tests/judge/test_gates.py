@@ -1,9 +1,7 @@
-"""Requests that wait in front of the scheduler, and blocks that requests hold besides their tokens."""
+"""Requests that wait in front of the scheduler."""
 
-from support.scheduler_cases import check_pool
-
+from bench.judge.gates import AdapterSlots, ConnectorLoads
 from exporter.simulation.arrivals import Trace
-from exporter.simulation.gates import AdapterSlots, ConnectorLoads
 from exporter.simulation.run import Run
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepTime
@@ -87,25 +85,3 @@ def test_a_client_that_gives_up_frees_the_blocks_of_its_load():
     simulated.until(50)
     assert (simulated.gate.deferred, simulated.scheduler.pool.free) == (0, 4)
     assert finished(simulated) == []
-
-
-def test_a_request_may_hold_blocks_besides_its_tokens():
-    """4 + 2 tokens take 2 blocks at most, and 3 more: 10 blocks hold two requests, not five."""
-    simulated = Run(engine(10, blocks_per_request=3), Trace([request(0), request(1), request(2)]))
-    simulated.until(5)
-    assert (simulated.scheduler.running, simulated.scheduler.waiting) == (2, 1)
-    assert simulated.scheduler.pool.free == 10 - 2 * (1 + 3)
-    assert finished(simulated) == [0, 1, 2]
-    assert simulated.scheduler.pool.free == 10
-    check_pool(simulated.scheduler.pool)
-
-
-def test_a_leak_takes_free_blocks_only():
-    """What is held cannot be lost."""
-    simulated = Run(engine(4), Trace([request(0, output=9)]))
-    simulated.until(5)
-    assert not simulated.scheduler.hold_blocks(4)
-    assert simulated.scheduler.hold_blocks(3)
-    assert simulated.scheduler.pool.free == 0
-    simulated.scheduler.return_blocks(3)
-    assert finished(simulated) == [0]
