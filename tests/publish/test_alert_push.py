@@ -26,7 +26,7 @@ from exporter.publish.alerts.push import OUTCOMES, Notifier, body
 from exporter.publish.alerts.tracker import Notice
 
 NOW = 1_700_000_000.0
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-PATIENCE = 15.0  # seconds for what takes well under one, unless the machine is starved
+PATIENCE = 60.0  # seconds; a starved machine needs twelve to start a command that takes one
 # Short enough for tests; a poll of the small server takes far less than a tenth of it.
 FAST = ("--poll.interval", "200ms", "--poll.timeout", "700ms")
 ANYWHERE = ("--web.listen-address", "127.0.0.1:0")

@@ -25,7 +25,7 @@ import aiohttp
 
 from support import bodies, real_recordings
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 MIB = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
