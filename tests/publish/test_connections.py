@@ -71,7 +71,7 @@ async def serving(most=connections.MOST_CONNECTIONS, answer=None, tls=None):
         await server.stop()
 
 
-async def ended(reader, seconds=3.0):
+async def ended(reader, seconds=60.0):
     """Wait until the server has ended a connection; what it had sent before."""
     got = b""
     async with asyncio.timeout(seconds):
@@ -171,26 +171,25 @@ def test_a_head_that_drips_is_cut_off(soon):
     assert hold(HEAD, *[b"X"] * 40, pause=0.02) == b""
 
 
-def test_half_a_second_request_is_cut_off(soon):
+def test_half_a_second_request_is_cut_off(soon, monkeypatch):
     """A connection that has been served once is given no more time for its next request."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 3600.0)  # it is not the limit of idle ones
 
     async def scenario():
         async with serving() as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(REQUEST)
             assert (await reader.readuntil(b"healthy\n")).startswith(b"HTTP/1.1 200")
-            loop = asyncio.get_running_loop()
-            start = loop.time()
             writer.write(HEAD)
             await ended(reader)
             writer.close()
-            return loop.time() - start
 
-    assert asyncio.run(scenario()) < 0.55  # well before the limit of idle ones
+    asyncio.run(scenario())
 
 
-def test_an_idle_connection_is_kept_for_a_while_and_then_ended(soon):
+def test_an_idle_connection_is_kept_for_a_while_and_then_ended(soon, monkeypatch):
     """Scrapes find theirs open; what nobody uses any more goes."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 2.0)  # far above the pause, which load makes longer
 
     async def scenario():
         async with serving() as (_, port):

@@ -422,7 +422,7 @@ async def asked(port: int, *pieces: bytes) -> bytes:
     """What comes over a connection until it is ended; each piece but the first follows some answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     got = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         try:
             for number, piece in enumerate(pieces):
                 if number:

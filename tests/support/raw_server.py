@@ -142,8 +142,8 @@ async def silence(writer):
 
 
 async def until(condition):
-    """Wait for a condition, for two seconds at most."""
-    async with asyncio.timeout(2):
+    """Wait for a condition, for a minute at most."""
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the condition sets no event
             await asyncio.sleep(0.005)
 
