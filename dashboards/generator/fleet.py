@@ -82,8 +82,8 @@ def _now() -> Row:
                 "Every engine with its verdict, its numbers and its first fix; there should be no red or "
                 "orange row. Click a server to open its dashboard.",
                 (24, 12),
-                _column("kv_usage_max_ratio", 90, _gauge_cell(1)),
-                _column("preemptions_per_second", 90, {"decimals": 2}),
+                _column("kv_usage_max_ratio", 115, _gauge_cell(1)),
+                _column("preemptions_per_second", 112, {"decimals": 2}),
                 _column("requests_waiting", 65, {"decimals": 0}),
                 _column("generation_tokens_per_second", 70, {"decimals": 0}),
             ),

@@ -108,8 +108,8 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
     queries = [judged, by((*labels, "fix"), named(f"{ours('fix_rank')} == 1"))]
     queries += [by(labels, named(column.name)) for column in more]
     numbers = [replace(column, name=f"Value #{chr(ord('C') + index)}") for index, column in enumerate(more)]
-    place = [Column("cluster", "Cluster", 65), Column("namespace", "Namespace", 90)] if more else []
-    model = [Column("model_name", "Model", 100)] if more else []
+    place = [Column("cluster", "Cluster", 60), Column("namespace", "Namespace", 90)] if more else []
+    model = [Column("model_name", "Model", 90)] if more else []
     # The link needs these labels; which of them distinguishes servers depends on the installation.
     unseen = [Column(label, label, look=HIDDEN) for label in ("pod", "target", "instance")] if more else []
     sentence = Column("sentence", "Meaning", None, [SENTENCES], look=WRAPPED)
@@ -121,15 +121,15 @@ def verdict_table(title: str, text: str, size: tuple[int, int], *more: Column) -
         columns=[
             Column("Value #A", "Severity", 80, [SEVERITIES], look=COLOURED),
             *place,
-            Column("server", "Server", 105, look={"links": [to_engine()]} if more else None),
+            Column("server", "Server", 98, look={"links": [to_engine()]} if more else None),
             *model,
-            Column("engine", "Engine", 60, unit=AS_TEXT),
+            Column("engine", "Engine", 55, unit=AS_TEXT),
             Column(
                 "verdict", "Verdict", 140, [VERDICTS], look={"custom.cellOptions": {"type": "color-text"}}
             ),
             *(numbers or [sentence]),
             Column("fix", "First fix", None if more else 190, [FIXES], look=None if more else WRAPPED),
-            Column("runbook", "Runbook", 170, [VERDICT_RUNBOOKS], look={"links": [to_runbook()]}),
+            Column("runbook", "Runbook", 165, [VERDICT_RUNBOOKS], look={"links": [to_runbook()]}),
             *unseen,
         ],
         sort=("Severity", True),

@@ -32,7 +32,8 @@ def _colours() -> Mapping[str, str]:
             "super-light-yellow", "semi-dark-orange", "dark-yellow", "semi-dark-yellow",
         ),
         Severity.INFO: ("semi-dark-blue", "light-blue", "blue"),
-        Severity.NONE: ("super-light-purple", "light-purple", "semi-dark-green", "green", "light-green"),
+        # starting, reachable, sleeping, kv_full_ok, healthy
+        Severity.NONE: ("super-light-purple", "semi-dark-green", "light-purple", "light-green", "green"),
     }  # fmt: skip
     left = {severity: cycle(colours) for severity, colours in shades.items()}
     return {name: next(left[_hue(verdict)]) for name, verdict in TABLE.verdicts.items()}
