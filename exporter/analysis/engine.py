@@ -57,12 +57,7 @@ class EngineReading:
 
 
 class Engine:
-    """One engine.
-
-    Attributes:
-        history: its past.
-        reading: the last one, None before the first poll was judged.
-    """
+    """One engine: its history, and its last reading, which is None before the first poll was judged."""
 
     def __init__(self, thresholds: AnalysisConfig) -> None:
         """Start with an empty history."""

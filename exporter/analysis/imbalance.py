@@ -14,7 +14,6 @@ _LEAVE: Final = 0.6
 # Requests may be shared evenly and KV not: one cache this full, and so far above the mean of all.
 _KV_FULL: Final = 0.8
 _KV_APART: Final = 0.4
-
 _HANGS_SECONDS: Final = 15.0
 # A load is a mean over this time.
 _LASTS_SECONDS: Final = 30.0
@@ -30,11 +29,7 @@ class _Load:
 
 
 class ImbalanceWatch:
-    """Watches the engines of one model.
-
-    Attributes:
-        imbalanced: one engine has carried far more than its share for a while.
-    """
+    """Watches whether one of a model's engines has carried far more than its share for a while."""
 
     __slots__ = ("imbalanced",)
 

@@ -37,8 +37,7 @@ def context_per_request(s: Situation) -> KvContext | None:
     Requests that never finish are in no histogram, but they hold blocks: used tokens divided by running
     requests is the lower bound.
     """
-    measured = _measured(s)
-    expected = _expected(s)
+    measured, expected = _measured(s), _expected(s)
     if expected is None:
         return None if measured is None else KvContext(measured, measured / 2, _FROM_USAGE)
     if measured is not None and measured > expected.mean:
@@ -102,5 +101,5 @@ def seats_that_fit(s: Situation, context: KvContext | None) -> int | None:
     if context is None or capacity is None:
         return None
     cache = s.history.snapshot.cache if s.history.snapshot else None
-    block = float(cache.block_size) if cache is not None and cache.block_size else _BLOCK
+    block = float((cache and cache.block_size) or _BLOCK)
     return kv_formulas.seats(capacity, context.mean, context.deviation, block)

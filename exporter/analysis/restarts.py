@@ -29,19 +29,12 @@ Step = Literal["same", "new", "returned"]
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A new process behind the same address, with the last readings of the old one (None: unknown).
+    """A new process behind the same address, with the last readings of the old one (None: unknown)."""
 
-    Attributes:
-        at: time of the first good poll of the new process.
-        kv_usage: the last KV usage of the old one.
-        kv_usage_max: the maximum of its last minute.
-        running: its last number of running requests.
-    """
-
-    at: float
-    kv_usage: float | None
-    kv_usage_max: float | None
-    running: float | None
+    at: float  # time of the first good poll of the new process
+    kv_usage: float | None  # the last KV usage of the old one
+    kv_usage_max: float | None  # the maximum of its last minute
+    running: float | None  # its last number of running requests
 
 
 @dataclass(slots=True)

@@ -14,13 +14,8 @@ from exporter.vllm.exposition import CacheConfig
 __all__ = ["SOURCES", "ServerFacts", "merge"]
 
 SOURCES: Final = (
-    "configuration",
-    "argument line",
-    "server_info",
-    "v1/models",
-    "cache_config_info",
-    "version",
-)
+    "configuration", "argument line", "server_info", "v1/models", "cache_config_info", "version",
+)  # fmt: skip
 """The sources of facts, the one with the highest priority first."""
 
 # The server chooses the value; another source may know its choice.
@@ -29,15 +24,11 @@ _UNDECIDED: Final = "auto"
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The known settings of one engine's server.
+    """The known settings of one engine's server."""
 
-    Attributes:
-        facts: values by vLLM's flag name; a missing name is unknown.
-        source: the source of each, one of `SOURCES`.
-    """
-
+    # Values by vLLM's flag name; a missing name is unknown.
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    source: Mapping[str, str] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)  # the source of each, one of `SOURCES`
 
     def number(self, name: str) -> float | None:
         """Return a fact as a number; None where it is unknown or no number."""

@@ -68,10 +68,8 @@ class Conditions:
         """Return the share of a model's engines for which a condition applies."""
         engines = self._verdict(verdict.name)
         simple = condition == self._in(verdict.name)
-        part = (
-            aggregated("sum", self._model, engines) if simple else aggregated("count", self._model, condition)
-        )
-        return f"{part}\n/\n{aggregated('count', self._model, engines)}\n>= {PAGE_SHARE}"
+        part = ("sum", self._model, engines) if simple else ("count", self._model, condition)
+        return f"{aggregated(*part)}\n/\n{aggregated('count', self._model, engines)}\n>= {PAGE_SHARE}"
 
     def _target_in(self, verdict: Verdict) -> str:
         """Return the verdict of a server, unless one of its engines is in that verdict too.

@@ -64,9 +64,8 @@ class _Maker:
     def signals(self) -> Iterator[Rule]:
         """Yield the recording rules."""
         for word, row in RECORDED.items():
-            yield Rule(
-                recorded(word), aggregated(row.over, self._engine, self._any(row.reading, row.function))
-            )
+            expr = self._any(row.reading, row.function)
+            yield Rule(recorded(word), aggregated(row.over, self._engine, expr))
 
     def scraped(self, result: str = "") -> str:
         """Return the engines seen within the last hour on servers that Prometheus still scrapes."""

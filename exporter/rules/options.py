@@ -39,25 +39,19 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The thresholds of native rules; each is an option of `rules --native --threshold NAME=VALUE`.
+    """The thresholds of native rules; each is an option of `rules --native --threshold NAME=VALUE`."""
 
-    Attributes:
-        preemptions_per_request: preemptions per finished request that make a storm; healthy runs had 0.08.
-        preemptions: fewer within two minutes are no storm.
-        seconds_between: a storm preempts each running request more often than once in this time; answers
-            of 32k tokens are preempted every twenty minutes in full health.
-        kv_full: KV usage within two minutes from which the pool is full.
-        kv_room: KV usage within two minutes up to which the pool has room.
-        seats: fewer running requests are no plateau: such numbers are normal where requests are long.
-        deferred_share: share of the waiting requests that wait for something other than capacity.
-    """
-
+    # Preemptions per finished request that make a storm; healthy runs had 0.08.
     preemptions_per_request: float = AnalysisConfig().thrash_ratio
-    preemptions: float = 5.0
+    preemptions: float = 5.0  # fewer within two minutes are no storm
+    # A storm preempts each running request more often than once in this time; answers of 32k tokens are
+    # preempted every twenty minutes in full health.
     seconds_between: float = 300.0
-    kv_full: float = 0.9
-    kv_room: float = 0.8
+    kv_full: float = 0.9  # KV usage within two minutes from which the pool is full
+    kv_room: float = 0.8  # KV usage within two minutes up to which the pool has room
+    # Share of the waiting requests that wait for something other than capacity.
     deferred_share: float = 0.5
+    # Fewer running requests are no plateau: such numbers are normal where requests are long.
     seats: float = 4.0
 
 
