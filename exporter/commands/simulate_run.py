@@ -4,7 +4,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Final
 
 from exporter.commands._outcome import ExitStatus, UsageError, complain
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
     if options.json:
-        print(json.dumps(result.to_dict()))
+        print(json.dumps(asdict(result)))
     else:
         print("\n".join(_chosen(options.show, result) if options.show else _summary(result)))
     if result.stuck:

@@ -1,8 +1,8 @@
 """The changes that a forecast simulates: single ones, and combinations on request."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from exporter.simulation.load import Load, fitting_seats
 from exporter.simulation.settings import Engine
@@ -12,21 +12,13 @@ __all__ = ["NOW", "Candidate", "candidates", "parse_candidate", "scaled_pool"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A change of the server.
+    """A change of the server."""
 
-    Attributes:
-        label: The change, for a table: ``watermark 0.05``.
-        engine: The settings after the change.
-        replicas: Servers that share the load, per server of today.
-        fixes: Names of fixes, each of which makes this change.
-        note: Requirements or assumptions, or "".
-    """
-
-    label: str
-    engine: Engine
-    replicas: int = 1
-    fixes: tuple[str, ...] = ()
-    note: str = ""
+    label: str  # for a table: ``watermark 0.05``
+    engine: Engine  # after the change
+    replicas: int = 1  # servers that share the load, per server of today
+    fixes: tuple[str, ...] = ()  # names of fixes, each of which makes this change
+    note: str = ""  # requirements or assumptions
 
 
 NOW: Final = "as it is now"
@@ -39,15 +31,20 @@ def scaled_pool(engine: Engine, factor: float) -> Engine:
 
 def candidates(load: Load, engine: Engine) -> tuple[Candidate, ...]:
     """Return the single changes worth simulating for an engine under a load; the first one is no change."""
-    shared = "assumes that 2 servers share the load equally"
     return (
         Candidate(NOW, engine),
         *_pool(engine),
         *_seats(load, engine),
         *_admission(engine),
-        Candidate("one more replica", engine, 2, ("add_replicas",), shared),
+        Candidate(
+            "one more replica", engine, 2, ("add_replicas",), "assumes that 2 servers share the load equally"
+        ),
         *_batch(engine),
     )
+
+
+def _change(engine: Engine, label: str, fix: str, note: str = "", **settings: Any) -> Candidate:
+    return Candidate(label, replace(engine, **settings), 1, (fix,), note)
 
 
 def _pool(engine: Engine) -> Iterator[Candidate]:
@@ -62,30 +59,26 @@ def _seats(load: Load, engine: Engine) -> Iterator[Candidate]:
     """Yield several seat counts: those that fit by arithmetic, parts of what can run, and twice as many."""
     fitting = fitting_seats(load, engine)
     plateau = min(engine.max_num_seqs, load.clients or engine.max_num_seqs, 2 * fitting)
-    values = {fitting, plateau * 3 // 4, plateau // 2, plateau // 4}
-    for seats in sorted(values, reverse=True):
+    for seats in sorted({fitting, plateau * 3 // 4, plateau // 2, plateau // 4}, reverse=True):
         if 1 <= seats < engine.max_num_seqs:
-            label = f"max_num_seqs {seats}"
-            yield Candidate(label, replace(engine, max_num_seqs=seats), 1, ("lower_max_num_seqs",))
+            yield _change(engine, f"max_num_seqs {seats}", "lower_max_num_seqs", max_num_seqs=seats)
     more = 2 * engine.max_num_seqs
-    raised = replace(
-        engine, max_num_seqs=more, max_num_batched_tokens=max(more, engine.max_num_batched_tokens)
-    )
-    yield Candidate(f"max_num_seqs {more}", raised, 1, ("raise_max_num_seqs",))
+    tokens = max(more, engine.max_num_batched_tokens)
+    label = f"max_num_seqs {more}"
+    yield _change(engine, label, "raise_max_num_seqs", max_num_seqs=more, max_num_batched_tokens=tokens)
 
 
 def _admission(engine: Engine) -> Iterator[Candidate]:
     since = "needs vLLM {} or newer"
-    for watermark in (0.01, 0.05, 0.1):
-        if watermark > engine.watermark:
-            changed = replace(engine, watermark=watermark)
-            yield Candidate(f"watermark {watermark:g}", changed, 1, ("set_watermark",), since.format("0.24"))
+    for share in (0.01, 0.05, 0.1):
+        if share > engine.watermark:
+            label = f"watermark {share:g}"
+            yield _change(engine, label, "set_watermark", since.format("0.24"), watermark=share)
     if not engine.enable_prefix_caching:
-        changed = replace(engine, enable_prefix_caching=True)
-        yield Candidate("prefix caching on", changed, 1, ("enable_prefix_caching",))
+        yield _change(engine, "prefix caching on", "enable_prefix_caching", enable_prefix_caching=True)
     if not engine.reserve_full_prompt:
-        changed, fixes = replace(engine, reserve_full_prompt=True), ("reserve_full_prompt",)
-        yield Candidate("whole prompts reserved", changed, 1, fixes, since.format("0.19"))
+        label, note = "whole prompts reserved", since.format("0.19")
+        yield _change(engine, label, "reserve_full_prompt", note, reserve_full_prompt=True)
 
 
 def _batch(engine: Engine) -> Iterator[Candidate]:
@@ -94,9 +87,8 @@ def _batch(engine: Engine) -> Iterator[Candidate]:
         (now * 4, "raise_max_num_batched_tokens"),
         (now // 4, "lower_max_num_batched_tokens"),
     ):
-        if tokens >= engine.max_num_seqs and tokens:
-            changed = replace(engine, max_num_batched_tokens=tokens)
-            yield Candidate(f"max_num_batched_tokens {tokens}", changed, 1, (fix,))
+        if tokens >= engine.max_num_seqs:
+            yield _change(engine, f"max_num_batched_tokens {tokens}", fix, max_num_batched_tokens=tokens)
 
 
 def parse_candidate(text: str, engine: Engine) -> Candidate:
@@ -123,25 +115,28 @@ def parse_candidate(text: str, engine: Engine) -> Candidate:
     return Candidate(text, engine, replicas)
 
 
+def _switch(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ValueError(f"expected on or off, got {value!r}")
+    return value == "on"
+
+
+# Setting and reader of each part of a combination.
+_PARTS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "pool": ("num_gpu_blocks", int),
+    "seats": ("max_num_seqs", int),
+    "watermark": ("watermark", float),
+    "batched-tokens": ("max_num_batched_tokens", int),
+    "prefix-caching": ("enable_prefix_caching", _switch),
+    "full-prompt-reservation": ("reserve_full_prompt", _switch),
+}
+
+
 def _changed(engine: Engine, name: str, value: str) -> Engine:
     """Return the engine with one part of a combination applied."""
-    switches = {"on": True, "off": False}
-    if name == "pool":
-        if value.startswith("x"):
-            return scaled_pool(engine, float(value[1:]))
-        return replace(engine, num_gpu_blocks=int(value))
-    if name == "seats":
-        return replace(engine, max_num_seqs=int(value))
-    if name == "batched-tokens":
-        return replace(engine, max_num_batched_tokens=int(value))
-    if name == "watermark":
-        return replace(engine, watermark=float(value))
-    if name in ("prefix-caching", "full-prompt-reservation"):
-        if value not in switches:
-            raise ValueError(f"expected on or off, got {value!r}")
-        if name == "prefix-caching":
-            return replace(engine, enable_prefix_caching=switches[value])
-        return replace(engine, reserve_full_prompt=switches[value])
-    raise ValueError(
-        "expected pool, seats, watermark, batched-tokens, prefix-caching, full-prompt-reservation or replicas"
-    )
+    if name == "pool" and value.startswith("x"):
+        return scaled_pool(engine, float(value[1:]))
+    if name not in _PARTS:
+        raise ValueError(f"expected {', '.join(_PARTS)} or replicas")
+    setting, read = _PARTS[name]
+    return replace(engine, **{setting: read(value)})

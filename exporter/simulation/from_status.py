@@ -35,21 +35,13 @@ class PresentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The current state of an engine.
-
-    Attributes:
-        load: its requests.
-        engine: its settings.
-        per_minute: preemptions per minute that the server counted; None if it does not count them.
-        assumed: unknown settings and their defaults, as sentences.
-        sentence: load and settings, for a person.
-    """
+    """The current state of an engine."""
 
     load: Load
     engine: Engine
-    per_minute: float | None = None
-    assumed: tuple[str, ...] = ()
-    sentence: str = ""
+    per_minute: float | None = None  # preemptions that the server counted; None if it does not count them
+    assumed: tuple[str, ...] = ()  # unknown settings and their defaults, as sentences
+    sentence: str = ""  # load and settings, for a person
 
 
 def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Present:

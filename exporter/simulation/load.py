@@ -1,8 +1,9 @@
 """The load of a server: lengths of requests, and how fast they arrive."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from exporter.analysis import kv_formulas
 from exporter.analysis.kv_formulas import Moments
@@ -17,22 +18,14 @@ __all__ = ["Load", "fitting_seats", "held_tokens", "moments", "observed_load"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A constant load, with exactly one of ``rate``, ``clients`` and ``trace``.
+    """A constant load, with exactly one of ``rate``, ``clients`` and ``trace``."""
 
-    Attributes:
-        prompts, outputs: Lengths in tokens, drawn independently (unused with a trace).
-        rate: Requests per second, at random (Poisson).
-        clients: Requests in flight; each finished request is replaced by the next.
-        trace: Requests with their own arrival times, repeated from the start when it ends.
-        prefixes, prefix_tokens: Number and length of shared prefixes; each prompt starts with one.
-    """
-
-    prompts: Lengths | None = None
+    prompts: Lengths | None = None  # tokens, drawn independently of the outputs (unused with a trace)
     outputs: Lengths | None = None
-    rate: float | None = None
-    clients: int | None = None
-    trace: tuple[Request, ...] = ()
-    prefixes: int = 0
+    rate: float | None = None  # requests per second, at random (Poisson)
+    clients: int | None = None  # requests in flight; each finished request is replaced by the next
+    trace: tuple[Request, ...] = ()  # with arrival times, repeated from the start when it ends
+    prefixes: int = 0  # number of shared prefixes; each prompt starts with one
     prefix_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -124,20 +117,17 @@ def moments(lengths: Lengths) -> Moments:
     total = sum(weight for _, _, weight in lengths.ranges)
     sums = [0.0, 0.0, 0.0]
     for least, most, weight in lengths.ranges:
-        count = most - least + 1
-        for power in (1, 2, 3):
-            below = _power_sum(most, power) - _power_sum(least - 1, power)
-            sums[power - 1] += weight * below / count
+        for i, up_to in enumerate(_POWER_SUMS):
+            sums[i] += weight * (up_to(most) - up_to(least - 1)) / (most - least + 1)
     return sums[0] / total, sums[1] / total, sums[2] / total
 
 
-def _power_sum(n: int, power: int) -> int:
-    """Return 1 + 2^power + ... + n^power (Faulhaber)."""
-    if power == 1:
-        return n * (n + 1) // 2
-    if power == 2:  # noqa: PLR2004 -- squares
-        return n * (n + 1) * (2 * n + 1) // 6
-    return (n * (n + 1) // 2) ** 2
+# 1 + 2^p + ... + n^p for p = 1, 2, 3 (Faulhaber).
+_POWER_SUMS: Final[tuple[Callable[[int], int], ...]] = (
+    lambda n: n * (n + 1) // 2,
+    lambda n: n * (n + 1) * (2 * n + 1) // 6,
+    lambda n: (n * (n + 1) // 2) ** 2,
+)
 
 
 def fitting_seats(load: Load, engine: Engine) -> int:

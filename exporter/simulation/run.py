@@ -2,8 +2,8 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from exporter.simulation.arrivals import Arrivals
 from exporter.simulation.counters import Counters, LatencyHistogram
@@ -43,64 +43,39 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The results of a run after the warm-up; times are in simulated seconds.
+    """The results of a run after the warm-up; times in simulated seconds, None if no request finished."""
 
-    Attributes:
-        preemptions: Preemptions, counted when they happen.
-        engine_steps: Steps that generated a token, as vLLM's ``iteration_tokens_total_count``.
-        kv_peak_ratio, kv_mean_ratio: Share of the usable blocks held: highest after a step, and mean.
-        recomputed_tokens: Tokens computed again after a preemption.
-        output_tokens: Tokens generated.
-        steps: All steps, including those that only computed a part of a context.
-        scheduled_tokens: Tokens computed, prompt and output.
-        scheduled_sequences: Sum over the steps of the requests scheduled in each.
-        cached_tokens: Prompt tokens found in the prefix cache at first admission.
-        swapped_out, swapped_in: Blocks copied over PCIe (recovery ``swap``).
-        finished, preempted_requests, aborted, refused, unfinished: Requests that finished, that finished
-            after a preemption, whose clients gave up, that were too long, that were left at the end.
-        seconds, busy_seconds: Time, and time spent in steps.
-        running_mean, waiting_mean: Requests, averaged over time.
-        queue_mean, ttft_mean, e2e_mean, ...: From arrival to first admission, first token, and end;
-            None if no request finished.
-        unfittable: Requests whose full length exceeds the pool.
-        stuck: Why the engine stopped before all requests had finished, or None.
-    """
-
-    preemptions: int
-    engine_steps: int
-    kv_peak_ratio: float
-    recomputed_tokens: int
+    preemptions: int  # counted when they happen
+    engine_steps: int  # that generated a token, as vLLM's ``iteration_tokens_total_count``
+    kv_peak_ratio: float  # share of the usable blocks held, highest after a step
+    recomputed_tokens: int  # computed again after a preemption
     output_tokens: int
     kv_mean_ratio: float
-    steps: int
-    scheduled_tokens: int
-    scheduled_sequences: int
-    cached_tokens: int
-    swapped_out: int
+    steps: int  # all, including those that only computed a part of a context
+    scheduled_tokens: int  # computed, prompt and output
+    scheduled_sequences: int  # sum over the steps of the requests scheduled in each
+    cached_tokens: int  # of prompts, found in the prefix cache at first admission
+    swapped_out: int  # blocks copied over PCIe (recovery ``swap``)
     swapped_in: int
     finished: int
-    preempted_requests: int
-    aborted: int
-    refused: int
-    unfinished: int
+    preempted_requests: int  # finished after a preemption
+    aborted: int  # the client gave up
+    refused: int  # the prompt was too long
+    unfinished: int  # left at the end
     seconds: float
-    busy_seconds: float
+    busy_seconds: float  # in steps
     output_tokens_per_second: float
-    running_mean: float
+    running_mean: float  # over time
     waiting_mean: float
-    queue_mean: float | None
+    queue_mean: float | None  # until first admission
     queue_p95: float | None
     ttft_mean: float | None
     ttft_p95: float | None
     e2e_mean: float | None
     e2e_p50: float | None
     e2e_p95: float | None
-    unfittable: int
-    stuck: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict for JSON."""
-        return asdict(self)
+    unfittable: int  # requests whose full length exceeds the pool
+    stuck: str | None  # why the engine stopped before all requests had finished
 
 
 class _Meter:

@@ -12,41 +12,24 @@ __all__ = ["Engine"]
 class Engine:
     """An engine: its pool, its limits and its step time.
 
-    Attributes:
-        num_gpu_blocks: Blocks of the pool, including the null block, which is never used.
-        block_size: Tokens a block holds.
-        blocks_per_request: Blocks that each request holds besides its tokens (the state of a hybrid model).
-        max_num_seqs: Seats: requests running at once.
-        max_num_batched_tokens: Tokens scheduled in one step at most.
-        max_model_len: Longest sequence; longer outputs are cut, longer prompts rejected. None: no limit.
-        watermark: Share of the pool kept free when a request is admitted while others run (0.24+).
-        enable_prefix_caching: Full blocks stay cached after they are freed, until they are reused.
-        reserve_full_prompt: ``scheduler_reserve_full_isl`` (0.19+): admit only if the whole context fits.
-        enable_chunked_prefill: A prompt may be computed over several steps.
-        policy: ``fcfs`` or ``priority``.
-        async_scheduling: The next step is scheduled before the last one's output is known.
-        recovery: ``recompute`` (V1), or ``swap`` to host memory (V0, for comparison).
-        swap_blocks: Blocks of the swap space; a victim that does not fit is recomputed.
-        step_time: The time of a step.
-
     Raises:
         ValueError: vLLM would reject a setting; the message names it.
     """
 
-    num_gpu_blocks: int
-    block_size: int = 16
-    blocks_per_request: int = 0
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_model_len: int | None = None
-    watermark: float = 0.0
-    enable_prefix_caching: bool = True
-    reserve_full_prompt: bool = True
-    enable_chunked_prefill: bool = True
+    num_gpu_blocks: int  # including the null block, which is never used
+    block_size: int = 16  # tokens
+    blocks_per_request: int = 0  # held besides those of its tokens (the state of a hybrid model)
+    max_num_seqs: int = 256  # seats: requests running at once
+    max_num_batched_tokens: int = 2048  # scheduled in one step at most
+    max_model_len: int | None = None  # longer outputs are cut, longer prompts rejected; None: no limit
+    watermark: float = 0.0  # share of the pool kept free when one is admitted while others run (0.24+)
+    enable_prefix_caching: bool = True  # full blocks stay cached after they are freed, until they are reused
+    reserve_full_prompt: bool = True  # ``scheduler_reserve_full_isl`` (0.19+): the whole context must fit
+    enable_chunked_prefill: bool = True  # a prompt may be computed over several steps
     policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool = False
-    recovery: Literal["recompute", "swap"] = "recompute"
-    swap_blocks: int = 0
+    async_scheduling: bool = False  # a step is scheduled before the last one's output is known
+    recovery: Literal["recompute", "swap"] = "recompute"  # V1, or V0's swap to host memory for comparison
+    swap_blocks: int = 0  # of the swap space; a victim that does not fit is recomputed
     step_time: StepTime = field(default_factory=StepTime)
 
     def __post_init__(self) -> None:

@@ -26,20 +26,15 @@ def nanoseconds(seconds: float) -> int:
 class StepTime:
     """The time of one step: ``fixed + per_token * tokens + per_sequence * sequences`` (+ swapped blocks).
 
-    Attributes:
-        fixed: Nanoseconds of every step.
-        per_token: Nanoseconds per scheduled token, prefill and decode alike.
-        per_sequence: Nanoseconds per scheduled request.
-        per_swapped_block: Nanoseconds to copy one KV block over PCIe, one way (recovery ``swap`` only).
-            The default is a 2 MiB block (16 tokens of a 8B model in 16 bit) at some 20 GiB/s.
-
-    The defaults resemble an 8B model on one data-centre GPU: at least 10 ms, 27 ms with 256 requests
-    decoding, 40,000 prompt tokens/s. `fit` returns the parts that match observations.
+    All parts are in nanoseconds. The defaults resemble an 8B model on one data-centre GPU: at least 10 ms,
+    27 ms with 256 requests decoding, 40,000 prompt tokens/s. `fit` returns the parts that match observations.
     """
 
     fixed: int = 10_000_000
-    per_token: int = 25_000
+    per_token: int = 25_000  # prefill and decode alike
     per_sequence: int = 40_000
+    # One KV block over PCIe, one way (recovery ``swap`` only): 2 MiB (16 tokens of an 8B model in 16 bit) at
+    # some 20 GiB/s.
     per_swapped_block: int = 100_000
 
     def of(self, tokens: int, sequences: int, swapped_blocks: int = 0) -> int:

@@ -60,55 +60,38 @@ def work(job: Job) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a candidate: mean and extremes over the seeds, and the ratio to the present's mean.
-
-    The ratio is None if the present's mean is zero.
-    """
+    """One figure of a candidate: mean and extremes over the seeds."""
 
     mean: float
     least: float
     most: float
-    ratio: float | None = None
+    ratio: float | None = None  # to the present's mean; None if that is zero
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The effect of a candidate.
-
-    Attributes:
-        candidate: The change.
-        figures: By the names in `FIGURES`; a figure is missing if no request finished.
-        score: Throughput ratio divided by the geometric mean of the e2e p50 and p95 ratios.
-        verdict: "now" for the present, else "suffices", "helps", "does not help" or "makes it worse".
-        stuck: Why the engine stopped in one of the runs, or None.
-    """
+    """The effect of a candidate."""
 
     candidate: Candidate
-    figures: Mapping[str, Figure]
-    score: float
+    figures: Mapping[str, Figure]  # by the names in `FIGURES`; latencies are missing if no request finished
+    score: float  # throughput ratio divided by the geometric mean of the e2e p50 and p95 ratios
     verdict: str
-    stuck: str | None = None
+    stuck: str | None = None  # why the engine stopped in one of the runs
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A comparison of the simulated present with observations.
-
-    Attributes:
-        observed, simulated: Preemptions per minute; observed is None if unknown.
-        trusted: Whether they match; None if there is nothing to compare.
-        sentence: The same for a person.
-    """
+    """A comparison of the simulated present with observations, in preemptions per minute."""
 
     observed: float | None
     simulated: Figure
-    trusted: bool | None
+    trusted: bool | None  # whether they match; None if there is nothing to compare
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The present, and the changes ranked by throughput and latency."""
+    """The present, and the changes ranked by throughput and latency; times in seconds."""
 
     calibration: Calibration
     present: Row
@@ -118,28 +101,21 @@ class Forecast:
     duration: float
 
 
-def _per_minute(result: Result, replicas: int) -> float | None:
-    return result.preemptions * replicas * 60 / result.seconds if result.seconds else None
+def _per(amount: float, unit: float) -> float | None:
+    return amount / unit if unit else None
 
 
-def _per_request(result: Result, replicas: int) -> float | None:  # noqa: ARG001 -- one form for all figures
-    return result.preemptions / result.finished if result.finished else None
-
-
-def _recomputed(result: Result, replicas: int) -> float | None:  # noqa: ARG001
-    return result.recomputed_tokens / result.scheduled_tokens if result.scheduled_tokens else None
-
-
+# From the result of one server and the number of servers.
 FIGURES: Final[Mapping[str, Callable[[Result, int], float | None]]] = {
-    "preemptions_per_minute": _per_minute,
-    "preemptions_per_request": _per_request,
-    "recomputed_ratio": _recomputed,
-    "kv_peak_ratio": lambda result, _: result.kv_peak_ratio,
-    "queue_seconds": lambda result, _: result.queue_mean,
-    "waiting": lambda result, replicas: result.waiting_mean * replicas,
-    "output_tokens_per_second": lambda result, replicas: result.output_tokens_per_second * replicas,
-    "e2e_p50_seconds": lambda result, _: result.e2e_p50,
-    "e2e_p95_seconds": lambda result, _: result.e2e_p95,
+    "preemptions_per_minute": lambda run, replicas: _per(run.preemptions * replicas * 60, run.seconds),
+    "preemptions_per_request": lambda run, _: _per(run.preemptions, run.finished),
+    "recomputed_ratio": lambda run, _: _per(run.recomputed_tokens, run.scheduled_tokens),
+    "kv_peak_ratio": lambda run, _: run.kv_peak_ratio,
+    "queue_seconds": lambda run, _: run.queue_mean,
+    "waiting": lambda run, replicas: run.waiting_mean * replicas,
+    "output_tokens_per_second": lambda run, replicas: run.output_tokens_per_second * replicas,
+    "e2e_p50_seconds": lambda run, _: run.e2e_p50,
+    "e2e_p95_seconds": lambda run, _: run.e2e_p95,
 }
 
 
@@ -185,76 +161,46 @@ def forecast(  # noqa: PLR0913 -- each has a default that is right for most
         The forecast; its rows are ranked, best first.
     """
     warm_up, duration = span or horizon(load, changes[0].engine)
+    thresholds = thresholds or WhatIfConfig()
     keys = list(dict.fromkeys((change.engine, change.replicas) for change in changes))
     jobs = [
         Job(engine, load, replicas, seed, warm_up, duration)
         for engine, replicas in keys
         for seed in range(1, seeds + 1)
     ]
-    results = _collected(mapper(work, jobs), len(jobs), progress)
-    runs = {key: results[i * seeds : (i + 1) * seeds] for i, key in enumerate(keys)}
-    return _compare(
-        [(change, runs[change.engine, change.replicas]) for change in changes],
-        span=(warm_up, duration),
-        observed=observed,
-        thresholds=thresholds or WhatIfConfig(),
-    )
-
-
-def _collected(
-    results: Iterable[Result], total: int, progress: Callable[[int, int], None] | None
-) -> list[Result]:
-    collected = []
-    for done, result in enumerate(results, 1):
-        collected.append(result)
+    results = []
+    for result in mapper(work, jobs):
+        results.append(result)
         if progress is not None:
-            progress(done, total)
-    return collected
-
-
-def _compare(
-    runs: Sequence[tuple[Candidate, Sequence[Result]]],
-    *,
-    span: tuple[float, float],
-    observed: float | None,
-    thresholds: WhatIfConfig,
-) -> Forecast:
-    (now, now_results), *others = runs
-    figures = _figures(now_results, now.replicas)
-    stuck = next((r.stuck for r in now_results if r.stuck), None)
-    present = Row(now, figures, 1.0, PRESENT, stuck)
-    rows = [_row(change, results, present, thresholds) for change, results in others]
-    rows.sort(key=lambda row: (row.stuck is not None, -row.score))
-    return Forecast(
-        _calibration(observed, now_results, present, thresholds),
-        present,
-        tuple(rows),
-        len(now_results),
-        *span,
+            progress(len(results), len(jobs))
+    runs = {key: results[i * seeds : (i + 1) * seeds] for i, key in enumerate(keys)}
+    now, *others = ((change, runs[change.engine, change.replicas]) for change in changes)
+    present = _row(*now, None, thresholds)
+    rows = sorted(
+        (_row(*other, present.figures, thresholds) for other in others),
+        key=lambda row: (row.stuck is not None, -row.score),
     )
+    calibration = _calibration(observed, now[1], present, thresholds)
+    return Forecast(calibration, present, tuple(rows), seeds, warm_up, duration)
 
 
-def _figures(
-    results: Sequence[Result], replicas: int, now: Mapping[str, Figure] | None = None
-) -> dict[str, Figure]:
+def _row(
+    change: Candidate, results: Sequence[Result], now: Mapping[str, Figure] | None, thresholds: WhatIfConfig
+) -> Row:
+    """Compare a change with the figures of the present; None if it is the present."""
     figures = {}
     for name, read in FIGURES.items():
-        values = [value for result in results if (value := read(result, replicas)) is not None]
-        if not values:
-            continue
-        mean = sum(values) / len(values)
-        base = now.get(name) if now is not None else None
-        ratio = mean / base.mean if base is not None and base.mean else None
-        figures[name] = Figure(mean, min(values), max(values), ratio)
-    return figures
-
-
-def _row(change: Candidate, results: Sequence[Result], present: Row, thresholds: WhatIfConfig) -> Row:
-    figures = _figures(results, change.replicas, present.figures)
+        values = [value for result in results if (value := read(result, change.replicas)) is not None]
+        if values:
+            mean = sum(values) / len(values)
+            base = now.get(name) if now else None
+            figures[name] = Figure(mean, min(values), max(values), _per(mean, base.mean) if base else None)
     stuck = next((r.stuck for r in results if r.stuck), None)
     throughput, latency = _ratios(figures)
     score = throughput / latency if latency else 0.0
-    verdict = WORSE if stuck else _verdict(figures, present.figures, thresholds)
+    verdict = PRESENT
+    if now is not None:
+        verdict = WORSE if stuck else _verdict(figures, now, thresholds)
     return Row(change, figures, score, verdict, stuck)
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from exporter.config import WhatIfConfig
@@ -20,8 +21,6 @@ from exporter.simulation.report import to_dict as forecast_to_dict
 from exporter.simulation.whatif import Forecast, forecast, horizon
 
 __all__ = ["forecast_engine", "to_dict", "to_text"]
-
-Progress = Callable[[int, int], None]
 
 # The sidecar shares its machine with vLLM: it simulates at most this long, on one core, at low priority.
 _SERVED_SPAN: Final = (300.0, 900.0)
@@ -35,7 +34,7 @@ def forecast_engine(
     tried: Sequence[str] = (),
     span: tuple[float, float] | None = None,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Forecast:
     """Simulate an engine as it is and with every change.
 
@@ -53,25 +52,22 @@ def forecast_engine(
     changes = [*candidates(present.load, present.engine)]
     changes += [parse_candidate(text, present.engine) for text in tried]
     jobs = jobs or _cores()
-
-    def simulate(mapper: Any) -> Forecast:
-        return forecast(
-            present.load,
-            changes,
-            seeds=thresholds.seeds,
-            span=span,
-            observed=present.per_minute,
-            thresholds=thresholds,
-            mapper=mapper,
-            progress=progress,
-        )
-
+    simulate = partial(
+        forecast,
+        present.load,
+        changes,
+        seeds=thresholds.seeds,
+        span=span,
+        observed=present.per_minute,
+        thresholds=thresholds,
+        progress=progress,
+    )
     if jobs == 1:
-        return simulate(map)
+        return simulate()
     # Do not fork: the program may have threads.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
-            return simulate(pool.map)
+            return simulate(mapper=pool.map)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

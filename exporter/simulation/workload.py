@@ -7,7 +7,8 @@ name of a shared prefix and its length), and ``abort_after`` (seconds until its 
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,31 +25,22 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, whose lengths in tokens are known in advance (as with ``ignore_eos``).
+    """One request, whose lengths in tokens are known in advance (as with ``ignore_eos``)."""
 
-    Attributes:
-        id: Its number, the order of arrival unless requests have times.
-        prompt_tokens: Length of the prompt, at least 1.
-        output_tokens: Tokens that it generates, at least 1; the model length may cut them.
-        arrival: Nanoseconds from the start; None for burst, closed-loop and Poisson arrivals.
-        priority: For the priority policy; lower is served first, as in vLLM.
-        prefix: Name of the shared prefix of its prompt, or None.
-        prefix_tokens: Length of that prefix.
-        abort_after: Nanoseconds from arrival until the client gives up, or None.
-    """
-
-    id: int
-    prompt_tokens: int
-    output_tokens: int
-    arrival: int | None = None
-    priority: int = 0
-    prefix: str | None = None
+    id: int  # the order of arrival unless requests have times
+    prompt_tokens: int  # at least 1
+    output_tokens: int  # at least 1; the model length may cut them
+    arrival: int | None = None  # nanoseconds; None for burst, closed-loop and Poisson arrivals
+    priority: int = 0  # for the priority policy; lower is served first, as in vLLM
+    prefix: str | None = None  # name of the shared prefix of its prompt
     prefix_tokens: int = 0
-    abort_after: int | None = None
+    abort_after: int | None = None  # nanoseconds from arrival until the client gives up
 
 
-_WHOLE: Final = ("prompt_tokens", "output_tokens", "priority", "prefix_tokens")
-_SECONDS: Final = ("arrival", "abort_after")
+_COLUMNS: Final[Mapping[str, Callable[[str], object]]] = {
+    **dict.fromkeys(("prompt_tokens", "output_tokens", "priority", "prefix_tokens"), int),
+    **dict.fromkeys(("arrival", "abort_after"), float),
+}
 
 
 def parse_workload(document: Any) -> tuple[Request, ...]:
@@ -89,15 +81,9 @@ def _numbers(index: int, row: Mapping[str, str | None]) -> dict[str, Any]:
     """Convert the cells of a CSV row to numbers, without the empty ones."""
     fields: dict[str, Any] = {}
     for name, cell in row.items():
-        if not cell:
-            continue
         try:
-            if name in _WHOLE:
-                fields[name] = int(cell)
-            elif name in _SECONDS:
-                fields[name] = float(cell)
-            else:
-                fields[name] = cell
+            if cell:
+                fields[name] = _COLUMNS.get(name, str)(cell)
         except ValueError as error:
             raise WorkloadError(f"line {index + 2}: {name}: expected a number, got {cell!r}") from error
     return fields
@@ -148,13 +134,9 @@ def _seconds(index: int, name: str, fields: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution of token counts: ranges, each with a weight, uniform within a range.
+    """A distribution of token counts: ranges, each with a weight, uniform within a range."""
 
-    Attributes:
-        ranges: ``(least, most, weight)``, including both ends; weights are whole numbers.
-    """
-
-    ranges: tuple[tuple[int, int, int], ...]
+    ranges: tuple[tuple[int, int, int], ...]  # (least, most, weight), including both ends
 
     def __post_init__(self) -> None:
         if not self.ranges or any(lo < 1 or hi < lo or w < 0 for lo, hi, w in self.ranges):
@@ -217,10 +199,8 @@ def random_requests(
     With ``prefixes`` above 0, each prompt starts with one of that many shared prefixes of ``prefix_tokens``
     tokens, within its drawn length.
     """
-    number = 0
-    while True:
+    for number in itertools.count():
         prompt, output = prompts.draw(rng), outputs.draw(rng)
         prefix = f"text-{rng.below(prefixes)}" if prefixes and prefix_tokens else None
         shared = min(prefix_tokens, prompt) if prefix else 0
         yield Request(number, prompt, output, prefix=prefix, prefix_tokens=shared)
-        number += 1

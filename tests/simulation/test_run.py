@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -162,8 +163,8 @@ SETTINGS = {
 def fingerprint():
     """A short text that changes when any figure of any of these runs does."""
     results = [
-        simulate(Engine(**settings), made((50, 1500), (50, 800), 6.0, 5, nanoseconds(60), prefixes=3,
-                                          prefix_tokens=300)).to_dict()
+        asdict(simulate(Engine(**settings), made((50, 1500), (50, 800), 6.0, 5, nanoseconds(60), prefixes=3,
+                                                 prefix_tokens=300)))
         for settings in SETTINGS.values()
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()[:16]
