@@ -57,9 +57,10 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
     document = status.get("load")
     if not isinstance(document, Mapping):
         raise PresentError("the load of the engine is unknown: the exporter has not seen it at work yet")
-    facts = {name: each.get("value") for name, each in (status.get("limits") or {}).items()}
-    longest = _whole(facts.get("max_model_len")) or _LONGEST
     profile = LoadProfile.from_dict(document)
+    facts = {name: each.get("value") for name, each in (status.get("limits") or {}).items()}
+    facts["block_size"] = profile.block_size
+    longest = _whole(facts.get("max_model_len")) or _LONGEST
     prompts = _lengths(profile.prompt_tokens, "prompt", longest)
     outputs = _lengths(profile.output_tokens, "output", longest)
     assumed: list[str] = []
@@ -98,10 +99,7 @@ def _engine(
             assumed.append(f"{name} = {guess} (unknown)")
         return value or guess
 
-    block = overrides.pop("block_size", None) or profile.block_size
-    if block is None:
-        block = _BLOCK
-        assumed.append(f"block_size = {block} (unknown)")
+    block = known("block_size", _BLOCK)
     blocks = overrides.pop("num_gpu_blocks", None) or _blocks(profile, block)
     seats = known("max_num_seqs", max(_SEATS, round(profile.requests_running_max)))
     engine = Engine(

@@ -226,16 +226,9 @@ class Run:
 def simulate(
     engine: Engine, arrivals: Arrivals, *, warm_up: int | None = None, end: int | None = None
 ) -> Result:
-    """Run a workload and measure it.
+    """Run a workload and measure it after the ``warm_up``.
 
-    Args:
-        engine: The engine's settings.
-        arrivals: The requests.
-        warm_up: Nanoseconds that are simulated but not measured.
-        end: Nanoseconds at which to stop; None runs until all requests have finished.
-
-    Returns:
-        The results; ``stuck`` says why an engine can never continue.
+    It stops at the ``end`` (both in nanoseconds), or when all requests have finished or none ever can.
     """
     run = Run(engine, arrivals)
     if warm_up:

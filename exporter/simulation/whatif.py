@@ -134,14 +134,13 @@ def horizon(load: Load, engine: Engine) -> tuple[float, float]:
     return min(max(60.0, 3 * service), 3600.0), min(measured, 14400.0)
 
 
-def forecast(  # noqa: PLR0913 -- each has a default that is right for most
+def forecast(
     load: Load,
     changes: Sequence[Candidate],
     *,
-    seeds: int = 3,
     span: tuple[float, float] | None = None,
     observed: float | None = None,
-    thresholds: WhatIfConfig | None = None,
+    thresholds: WhatIfConfig = WhatIfConfig(),  # noqa: B008 -- frozen
     mapper: Callable[[Callable[[Job], Result], Iterable[Job]], Iterable[Result]] = map,
     progress: Callable[[int, int], None] | None = None,
 ) -> Forecast:
@@ -150,10 +149,10 @@ def forecast(  # noqa: PLR0913 -- each has a default that is right for most
     Args:
         load: The load of the server.
         changes: The first is the present; see `exporter.simulation.candidates.candidates`.
-        seeds: Runs of each change; all changes get the same seeds and so the same requests.
         span: Seconds to warm up and to measure; see `horizon` for the default.
         observed: Preemptions per minute of the real server, if known.
-        thresholds: Thresholds of the verdicts.
+        thresholds: Thresholds of the verdicts, and the number of runs of each change; all changes get the
+            same seeds and so the same requests.
         mapper: ``map``, or that of a process pool, for `work`.
         progress: Called after each run with the number of finished runs and of all runs.
 
@@ -161,7 +160,7 @@ def forecast(  # noqa: PLR0913 -- each has a default that is right for most
         The forecast; its rows are ranked, best first.
     """
     warm_up, duration = span or horizon(load, changes[0].engine)
-    thresholds = thresholds or WhatIfConfig()
+    seeds = thresholds.seeds
     keys = list(dict.fromkeys((change.engine, change.replicas) for change in changes))
     jobs = [
         Job(engine, load, replicas, seed, warm_up, duration)

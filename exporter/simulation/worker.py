@@ -56,7 +56,6 @@ def forecast_engine(
         forecast,
         present.load,
         changes,
-        seeds=thresholds.seeds,
         span=span,
         observed=present.per_minute,
         thresholds=thresholds,

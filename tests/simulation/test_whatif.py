@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from exporter.config import WhatIfConfig
 from exporter.simulation import whatif
 from exporter.simulation.candidates import NOW, Candidate, candidates, parse_candidate, scaled_pool
 from exporter.simulation.load import Load, fitting_seats, held_tokens, moments, observed_load
@@ -231,7 +232,7 @@ def test_a_queue_is_cured_by_what_ends_it():
 def test_a_deadlock_makes_it_worse_and_is_named():
     """A pool that cannot hold the longest request stops for good."""
     small = parse_candidate("pool=20", STORM)
-    result = forecast(LOOP, [Candidate(NOW, STORM), small], seeds=1, span=SHORT)
+    result = forecast(LOOP, [Candidate(NOW, STORM), small], thresholds=WhatIfConfig(seeds=1), span=SHORT)
     (stuck,) = result.rows
     assert stuck.verdict == WORSE
     assert "can never be scheduled" in stuck.stuck
@@ -241,7 +242,7 @@ def test_a_deadlock_makes_it_worse_and_is_named():
 def test_nothing_is_cured_where_nothing_is_wrong():
     """A calm server: no change suffices for anything."""
     engine = Engine(num_gpu_blocks=2000, block_size=32, max_num_seqs=32, step_time=CPU)
-    result = forecast(CALM, candidates(CALM, engine), seeds=1, span=SHORT)
+    result = forecast(CALM, candidates(CALM, engine), thresholds=WhatIfConfig(seeds=1), span=SHORT)
     assert {r.verdict for r in result.rows} <= {NO_HELP, HELPS, WORSE}
 
 
@@ -295,7 +296,7 @@ def test_equal_changes_are_run_once():
 
     double = scaled_pool(STORM, 2)
     changes = [Candidate(NOW, STORM), Candidate("fp8", double), Candidate("tp", double)]
-    result = forecast(LOOP, changes, seeds=2, span=(5.0, 20.0), mapper=counting)
+    result = forecast(LOOP, changes, thresholds=WhatIfConfig(seeds=2), span=(5.0, 20.0), mapper=counting)
     assert len(jobs) == 4
     assert row(result, "fp8").figures == row(result, "tp").figures
 
@@ -304,7 +305,11 @@ def test_progress_is_told_after_each_run():
     """How many of how many."""
     told = []
     forecast(
-        LOOP, [Candidate(NOW, STORM)], seeds=3, span=(1.0, 5.0), progress=lambda *done: told.append(done)
+        LOOP,
+        [Candidate(NOW, STORM)],
+        thresholds=WhatIfConfig(seeds=3),
+        span=(1.0, 5.0),
+        progress=lambda *done: told.append(done),
     )
     assert told == [(1, 3), (2, 3), (3, 3)]
 
