@@ -38,10 +38,10 @@ PEAK: Final = 0.98
 PUBLIC_FOR: Final = 120.0
 
 
-def first_preemption(told: series.Story) -> float:
+def first_preemption(story: series.Story) -> float:
     """Return when the server's counter first rose."""
     before = None
-    for t, reading in series.readings(told):
+    for t, reading in series.readings(story):
         for engine in reading.engines.values():
             counted = engine.signals.preemptions_total
             if before is not None and counted is not None and counted > before:
@@ -50,20 +50,20 @@ def first_preemption(told: series.Story) -> float:
     return float("nan")
 
 
-def verdict_at(told: series.Story) -> float:
+def verdict_at(story: series.Story) -> float:
     """Return when the sidecar first had the verdict."""
     return next(
         t
-        for t, reading in series.readings(told)
+        for t, reading in series.readings(story)
         if any(one.judgement.verdict == "preemption_thrash" for one in reading.engines.values())
     )
 
 
-def paged_at(kind: str, told: series.Story, every: int) -> float:
+def paged_at(kind: str, story: series.Story, every: int) -> float:
     """Return when rules first paged, by promtool; NaN if never."""
     before, series.SCRAPE = series.SCRAPE, every
     try:
-        scraped = {"sidecar": series.scraped_sidecar, "native": series.scraped_vllm}[kind](told)
+        scraped = {"sidecar": series.scraped_sidecar, "native": series.scraped_vllm}[kind](story)
     finally:
         series.SCRAPE = before
     fires = f'ALERTS{{alertname="{PAGE[kind]}",alertstate="firing"}}'
@@ -79,20 +79,20 @@ def paged_at(kind: str, told: series.Story, every: int) -> float:
     return float(found[1]) if found else float("nan")
 
 
-def usage(told: series.Story) -> list[tuple[float, float]]:
+def usage(story: series.Story) -> list[tuple[float, float]]:
     """Return KV usage by second."""
     return [
         (t, engine.signals.kv_usage_ratio)
-        for t, reading in series.readings(told)
+        for t, reading in series.readings(story)
         for engine in reading.engines.values()
         if engine.signals.kv_usage_ratio is not None
     ]
 
 
-def public_at(told: series.Story, every: int) -> float:
+def public_at(story: series.Story, every: int) -> float:
     """Return when ``kv_cache_usage_perc > 0.9 for 2m`` first fires; NaN if never."""
     since, due = None, 0.0
-    for t, value in usage(told):
+    for t, value in usage(story):
         if t < due:
             continue
         due += every
@@ -124,8 +124,8 @@ def _row(what: str, seconds: Callable[[series.Story], float]) -> list[Row]:
     """Build a row: median and worst over the storms, and how many were detected if not all were."""
     found = []
     for name, (begin, end) in STORMS.items():
-        told = series.story(name, begin, end, seconds=LASTS)
-        found.append(seconds(told) - first_preemption(told))
+        story = series.story(name, begin, end, seconds=LASTS)
+        found.append(seconds(story) - first_preemption(story))
     good = [value for value in found if value == value]  # noqa: PLR0124 (NaN is not itself)
     rows = [Row(f"{what}: storms detected", len(good), f"of {len(found)}")]
     if good:
@@ -138,17 +138,17 @@ def run() -> list[Row]:
     """Measure the verdict, its push, rules if promtool is installed, a public-style rule, and peaks."""
     hold = AlertmanagerConfig().hold
     rows = _row("verdict", verdict_at)
-    rows += _row("direct push, with its hold", lambda told: verdict_at(told) + hold)
+    rows += _row("direct push, with its hold", lambda story: verdict_at(story) + hold)
     if shutil.which("promtool"):
         for kind in ("sidecar", "native"):
             for every in (15, 30):
                 rows += _row(
                     f"{kind} rules, scraped every {every} s",
-                    lambda told, kind=kind, every=every: paged_at(kind, told, every),
+                    lambda story, kind=kind, every=every: paged_at(kind, story, every),
                 )
     for every in (15, 30):
         rows += _row(
-            f"KV > 0.9 for 2m, scraped every {every} s", lambda told, every=every: public_at(told, every)
+            f"KV > 0.9 for 2m, scraped every {every} s", lambda story, every=every: public_at(story, every)
         )
     rows += [
         Row(f"times of a full cache seen at {every} s", 100 * peaks_seen(every), "%") for every in (1, 15, 30)

@@ -36,12 +36,12 @@ async def _look(base: str, after: float, end: float) -> tuple[int, int]:
         parts = [await get(f"/{name}?v={version}") for name in ("page.css", "page.js", "page.svg")]
         parts.append(await get("/api/v1/history?engine=0"))
         every = float(re.search(r'data-every="([\d.]+)"', text)[1])
-        asked = 0
+        updates = 0
         while time.monotonic() + every < end:
             await asyncio.sleep(every)
             await get("/")
-            asked += 1
-        return sum(map(len, (first, *parts))), asked
+            updates += 1
+        return sum(map(len, (first, *parts))), updates
 
 
 async def _spent(process: Process, pages: int, seconds: float) -> tuple[float, list[tuple[int, int]]]:
@@ -62,8 +62,8 @@ async def _measure() -> list[Row]:
             alone, _ = await _spent(process, 0, SECONDS / 2)
             watched, looks = await _spent(process, PAGES, SECONDS)
             again, _ = await _spent(process, 0, SECONDS / 2)
-    asked = sum(times for _, times in looks)
-    assert asked >= PAGES * (SECONDS / 2 - 3), f"expected an update every two seconds, got {asked} in all"
+    updates = sum(times for _, times in looks)
+    assert updates >= PAGES * (SECONDS / 2 - 3), f"expected an update every two seconds, got {updates} in all"
     return [
         Row(
             f"share of a core for {PAGES} open pages",

@@ -52,8 +52,8 @@ async def _serve() -> None:
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain"})
 
     async def lateness(_request: web.Request) -> web.Response:
-        told, late[:] = sorted(late), []
-        return web.json_response(told)
+        delays, late[:] = sorted(late), []
+        return web.json_response(delays)
 
     async def ticker() -> None:
         due = time.perf_counter()

@@ -96,8 +96,8 @@ def quality(spec: Mapping[str, Any]) -> str:
         for what in ("cpu", "memory")
     ):
         return "Guaranteed"
-    told = any(each.get("limits") or each.get("requests") for each in resources)
-    return "Burstable" if told else "BestEffort"
+    limited = any(each.get("limits") or each.get("requests") for each in resources)
+    return "Burstable" if limited else "BestEffort"
 
 
 def _same(resources: Mapping[str, Any], what: str) -> bool:

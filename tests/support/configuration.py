@@ -9,7 +9,7 @@ HIDDEN = "s3cr3t-Value"
 
 def no_file(path):
     """Replace a disk that must not be read."""
-    raise AssertionError(f"nobody asked for {path}")
+    raise AssertionError(f"unexpected read of {path}")
 
 
 def from_file(text, flags=None, environ=None):
