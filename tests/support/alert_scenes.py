@@ -159,15 +159,24 @@ def model_tale(alert: str, entry: Verdict) -> Tale:
 
 
 def raised_tale(alert: str, entry: Verdict) -> Tale:
-    """The verdict is there all the time, as a warning and then critical."""
-    severity = of("vllm_pressure_severity", **ENGINE)
+    """Build the tale of a model: one of ten engines in a warning that becomes critical pages.
+
+    The warning alone does not, nor does one critical engine of eleven, nor one that is critical in another
+    verdict.
+    """
+
+    def engines(severity: int, count: int = 10) -> dict[str, str]:
+        in_it = {verdict(entry.name, number): "0" for number in range(1, count)}
+        return {**in_it, verdict(entry.name): "1", of("vllm_pressure_severity", **ENGINE): str(severity)}
+
+    other = {verdict("unreachable", 1): "1", of("vllm_pressure_severity", pod(1), **ENGINE): "3"}
     return Tale(
         alert,
         "critical",
-        quiet={severity: "2"},
-        trouble={severity: "3"},
-        below={severity: "2"},
-        steady={**NUMBERS, **ranks(entry), verdict(entry.name): "1"},
+        quiet=engines(2),
+        trouble=engines(3),
+        below=engines(3, 11),
+        steady={**NUMBERS, **ranks(entry), **other},
         exact=True,
     )
 
@@ -285,7 +294,7 @@ STORM = {
     "running": "8",
     "waiting": "23",
     "kv": "0.97",
-    "preempted": "+75",
+    "preempted": "+25",
     "finished": "+30",
     "tokens": "+1000",
 }
@@ -293,7 +302,7 @@ TROUBLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     # Trouble, and just below it.
     "EngineStalled": ({**STILL, "kv": "0.6"}, {**STILL, "steps": "+1"}),
     "SchedulerDeadlock": ({**STILL, **NONE_RUNS, "waiting": "5"}, {**STILL, **NONE_RUNS}),
-    "PreemptionThrash": (STORM, {**STORM, "preempted": "+29"}),
+    "PreemptionThrash": (STORM, {**STORM, "preempted": "+23"}),
     "KvBound": ({"waiting": "9", "kv": "0.95"}, {"waiting": "9", "kv": "0.89"}),
     "SeatBound": ({"waiting": "9"}, {"waiting": "9", "kv": "0.8"}),
     "DeferredWait": ({"waiting": "9", "deferred": "6"}, {"waiting": "9", "deferred": "4", "kv": "0.85"}),
