@@ -45,18 +45,13 @@ class Slice(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Seconds per token in a slice, and normally at such a load.
-
-    Attributes:
-        kv_growth: of the usage, in the slice.
-        counted: tokens in the slice, of prompts and answers.
-    """
+    """Seconds per token in a slice, and normally at such a load."""
 
     at: float
     seconds: float
     normal: float
-    kv_growth: float
-    counted: float
+    kv_growth: float  # of the usage, in the slice
+    counted: float  # tokens in the slice, of prompts and answers
 
     @property
     def factor(self) -> float:

@@ -55,21 +55,13 @@ _RETURNED: Final = "requests_returned"
 
 
 class Fall(NamedTuple):
-    """Most of the running requests went back to waiting between two polls: preempted, or sent again.
+    """Most of the running requests went back to waiting between two polls: preempted, or sent again."""
 
-    Attributes:
-        at: time of the poll that showed it.
-        requests: their number.
-        inferred: the number that counts as preempted because the cache was full.
-        counted: the own counter of preemptions before it; NaN where the server does not count them.
-        whole: whether no request was left running.
-    """
-
-    at: float
-    requests: float
-    inferred: float
-    counted: float
-    whole: bool
+    at: float  # time of the poll that showed it
+    requests: float  # their number
+    inferred: float  # the number that counts as preempted because the cache was full
+    counted: float  # the own counter of preemptions before it; NaN where the server does not count them
+    whole: bool  # whether no request was left running
 
 
 class History:

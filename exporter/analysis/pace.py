@@ -34,21 +34,13 @@ _KEEP_CALM: Final = 60
 
 
 class CalmRate(NamedTuple):
-    """Some ten seconds of work without a preemption.
+    """Some ten seconds of work without a preemption."""
 
-    Attributes:
-        requests: running and waiting, on average.
-        tokens_per_second: generated.
-        inter_token_seconds: NaN where unknown.
-        finished_per_second: requests.
-        used_per_request: share of the pool that one request held.
-    """
-
-    requests: float
-    tokens_per_second: float
-    inter_token_seconds: float
-    finished_per_second: float
-    used_per_request: float
+    requests: float  # running and waiting, on average
+    tokens_per_second: float  # generated
+    inter_token_seconds: float  # NaN where unknown
+    finished_per_second: float  # requests
+    used_per_request: float  # share of the pool that one request held
 
 
 class PaceWatch:

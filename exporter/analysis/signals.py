@@ -39,11 +39,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """The signals of one engine after one poll; None is unknown. `words.SIGNALS` describes each of them.
-
-    Attributes:
-        kv_capacity_is_estimate: the capacity is computed from blocks, which is wrong for hybrid models.
-    """
+    """The signals of one engine after one poll; None is unknown. `words.SIGNALS` describes each of them."""
 
     preemptions_total: float | None = None
     preemptions_per_second: float | None = None
@@ -55,6 +51,7 @@ class Signals:
     kv_usage_mean_ratio: float | None = None
     kv_seconds_to_full: float | None = None
     kv_capacity_tokens: float | None = None
+    # The capacity is computed from blocks, which is wrong for hybrid models.
     kv_capacity_is_estimate: bool = False
     kv_max_concurrency: float | None = None
     requests_running: float | None = None

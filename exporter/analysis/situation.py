@@ -34,47 +34,29 @@ _FALLING_SPAN: Final = 0.4
 
 
 class Counts(NamedTuple):
-    """Events of one window; unknown counts read as 0, because they prove nothing.
+    """Events of one window; unknown counts read as 0, because they prove nothing."""
 
-    Attributes:
-        preempted: counted by the server, and those of the last 15 s that only its gauges show yet.
-        finished: requests that finished.
-        counted: preemptions that the server counted.
-        inferred: preemptions that the gauges show, whether they were counted or not.
-    """
-
-    preempted: float
-    finished: float
-    counted: float
-    inferred: float
+    preempted: float  # counted by the server, and those of the last 15 s that only its gauges show yet
+    finished: float  # requests that finished
+    counted: float  # preemptions that the server counted
+    inferred: float  # preemptions that the gauges show, whether they were counted or not
 
 
 class Queue(NamedTuple):
-    """The queue and what it waits for, over `queue_window`.
+    """The queue and what it waits for, over `queue_window`."""
 
-    Attributes:
-        waiting_share: share of the polls in which at least one request waited.
-        waiting_mean: requests waiting, on average.
-        deferred_mean: those of them that wait for something other than capacity.
-        kv_usage_mean: KV usage, on average.
-        free_tokens: tokens of the pool that were free for waiting requests, on average.
-        longest_prompt: tokens of the longest prompts seen (p99), else the longest that the model accepts.
-        overhead: tokens that every request holds beyond its prompt and its answer, as on hybrid models.
-        has_room: whether the longest prompts would fit into the free tokens; None without a KV reading.
-        seats_share: share of the polls in which all seats, or all but one, were taken.
-        running_most: the most requests that ran at once.
-    """
-
-    waiting_share: float | None
-    waiting_mean: float | None
-    deferred_mean: float | None
-    kv_usage_mean: float | None
-    free_tokens: float | None
+    waiting_share: float | None  # share of the polls in which at least one request waited
+    waiting_mean: float | None  # requests waiting, on average
+    deferred_mean: float | None  # those of them that wait for something other than capacity
+    kv_usage_mean: float | None  # KV usage, on average
+    free_tokens: float | None  # tokens of the pool that were free for waiting requests, on average
+    # Tokens of the longest prompts seen (p99), else the longest that the model accepts.
     longest_prompt: float | None
-    overhead: float
+    overhead: float  # tokens that every request holds beyond its prompt and its answer, as on hybrid models
+    # Whether the longest prompts would fit into the free tokens; None without a KV reading.
     has_room: bool | None
-    seats_share: float | None
-    running_most: float | None
+    seats_share: float | None  # share of the polls in which all seats, or all but one, were taken
+    running_most: float | None  # the most requests that ran at once
 
 
 class Steps(NamedTuple):
@@ -101,64 +83,42 @@ class Steps(NamedTuple):
 
 
 class Throughput(NamedTuple):
-    """Generated tokens per second.
+    """Generated tokens per second."""
 
-    Attributes:
-        tokens_per_second: over the burst window.
-        level: the engine's own rate in calm times, scaled down where fewer requests run than then.
-    """
-
-    tokens_per_second: float | None
-    level: float | None
+    tokens_per_second: float | None  # over the burst window
+    level: float | None  # the engine's own rate in calm times, scaled down where fewer requests run than then
 
 
 @dataclass(slots=True)  # never changed; freezing it would cost time at every poll
 class Situation:
-    """The facts of one engine after one poll.
+    """The facts of one engine after one poll."""
 
-    Attributes:
-        t: time of the poll.
-        server_facts: settings of the server, by vLLM's flag names.
-        thresholds: settings of the exporter.
-        lora: the server's adapters.
-        burst: events of `burst_window`.
-        half_minute: events of the hold time, by default 30 s.
-        minute: events of the window of rates, by default 60 s.
-        long: events of `long_window`.
-        inferred: preemptions of the last seconds that only the gauges show; the counter has not moved yet.
-        preempted_ago: seconds since the counter of preemptions last moved; None if it has not lately.
-        seats: `max_num_seqs`, or what takes its place.
-        requests: running and waiting, on average over the window of rates.
-        idle: seconds since the last sign of work.
-        unfinished: seconds since a request finished, or since the engine was first seen.
-        queue_cause: the verdict about the queue that explains most of the waiting of the last minutes.
-        busy: whether a request ran or waited within the last seconds.
-        span: seconds of history within `long_window`.
-    """
-
-    t: float
+    t: float  # time of the poll
     signals: Signals
     history: History
     baseline: Baseline
-    server_facts: Mapping[str, object]
-    thresholds: AnalysisConfig
-    lora: LoraState | None
-    burst: Counts
-    half_minute: Counts
-    minute: Counts
-    long: Counts
+    server_facts: Mapping[str, object]  # settings of the server, by vLLM's flag names
+    thresholds: AnalysisConfig  # settings of the exporter
+    lora: LoraState | None  # the server's adapters
+    burst: Counts  # events of `burst_window`
+    half_minute: Counts  # events of the hold time, by default 30 s
+    minute: Counts  # events of the window of rates, by default 60 s
+    long: Counts  # events of `long_window`
+    # Preemptions of the last seconds that only the gauges show; the counter has not moved yet.
     inferred: float
+    # Seconds since the counter of preemptions last moved; None if it has not lately.
     preempted_ago: float | None
     queue: Queue
     steps: Steps
     throughput: Throughput
     pace: PaceWatch
-    seats: float | None
-    requests: float | None
-    idle: float
-    unfinished: float
-    busy: bool
-    span: float
+    seats: float | None  # `max_num_seqs`, or what takes its place
+    requests: float | None  # running and waiting, on average over the window of rates
+    idle: float  # seconds since the last sign of work
+    unfinished: float  # seconds since a request finished, or since the engine was first seen
+    busy: bool  # whether a request ran or waited within the last seconds
+    span: float  # seconds of history within `long_window`
+    # The verdict about the queue that explains most of the waiting of the last minutes.
     queue_cause: str | None = None
 
     def number(self, fact: str) -> float | None:

@@ -25,19 +25,12 @@ _LEFT_AT_ONCE: Final = frozenset({"unreachable", "starting"})
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judgement of one engine.
+    """The judgement of one engine."""
 
-    Attributes:
-        verdict: its name.
-        severity: the catalogue's, or critical where the verdict's own function says so.
-        evidence: the numbers that supported it when its condition last applied.
-        since: time at which the verdict was entered.
-    """
-
-    verdict: str
-    severity: Severity
-    evidence: tuple[Evidence, ...]
-    since: float
+    verdict: str  # its name
+    severity: Severity  # the catalogue's, or critical where the verdict's own function says so
+    evidence: tuple[Evidence, ...]  # the numbers that supported it when its condition last applied
+    since: float  # time at which the verdict was entered
 
 
 class Judge:

@@ -45,19 +45,12 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to watch. Two equal targets are the same one, with the same history.
+    """A server to watch. Two equal targets are the same one, with the same history."""
 
-    Attributes:
-        config: its address and credentials.
-        name: ``host:port``, without credentials; the value of the label ``target``.
-        labels: those of its group, sorted by name.
-        source: the kind of its source.
-    """
-
-    config: TargetConfig
-    name: str
-    labels: Labels = ()
-    source: SourceName = field(default="static", compare=False)
+    config: TargetConfig  # its address and credentials
+    name: str  # ``host:port``, without credentials; the value of the label ``target``
+    labels: Labels = ()  # those of its group, sorted by name
+    source: SourceName = field(default="static", compare=False)  # the kind of its source
 
     @property
     def key(self) -> tuple[str, Labels]:

@@ -21,63 +21,41 @@ __all__ = ["RECORDED", "SCENARIOS", "Act", "Life", "Scenario", "Server", "arriva
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server process.
+    """One server process."""
 
-    Attributes:
-        engine: the settings of each of its engines.
-        engines: data-parallel engines in it.
-        gpus: tensor parallelism.
-    """
-
-    engine: Engine
-    engines: int = 1
-    gpus: int = 1
+    engine: Engine  # the settings of each of its engines
+    engines: int = 1  # data-parallel engines in it
+    gpus: int = 1  # tensor parallelism
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A time in which the load changes evenly.
+    """A time in which the load changes evenly."""
 
-    Attributes:
-        name: in a word.
-        about: what happens, for the user of the demo.
-        seconds: its length, ``down`` included.
-        rate: requests per second at the start and at the end, for all engines of the server together.
-        clients: instead of a rate: requests in flight at each engine; a client sends one after the other.
-        shares: each engine's share of the rate.
-        server: the server from here on; None keeps the last one.
-        down: time without a server, before a new process starts.
-        patience: seconds after which a client gives up; None never.
-    """
-
-    name: str
-    about: str
-    seconds: float
+    name: str  # in a word
+    about: str  # what happens, for the user of the demo
+    seconds: float  # its length, ``down`` included
+    # Requests per second at the start and at the end, for all engines of the server together.
     rate: tuple[float, float] = (0.0, 0.0)
+    # Instead of a rate: requests in flight at each engine; a client sends one after the other.
     clients: int | None = None
     prompts: Lengths = field(default_factory=lambda: Lengths.between(50, 550))
     outputs: Lengths = field(default_factory=lambda: Lengths.between(100, 500))
-    shares: tuple[float, ...] = (1.0,)
-    server: Server | None = None
-    down: float = 0.0
-    patience: float | None = None
+    shares: tuple[float, ...] = (1.0,)  # each engine's share of the rate
+    server: Server | None = None  # the server from here on; None keeps the last one
+    down: float = 0.0  # time without a server, before a new process starts
+    patience: float | None = None  # seconds after which a client gives up; None never
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Acts in a loop.
+    """Acts in a loop."""
 
-    Attributes:
-        about: what it shows.
-        acts: in order; the first one has a server.
-        verdict: the verdict that an exporter must reach by the end of an act, by the act's name.
-        finding: the finding that it must report as well, or "".
-    """
-
-    about: str
-    acts: tuple[Act, ...]
+    about: str  # what it shows
+    acts: tuple[Act, ...]  # in order; the first one has a server
+    # The verdict that an exporter must reach by the end of an act, by the act's name.
     verdict: Mapping[str, str]
-    finding: str = ""
+    finding: str = ""  # the finding that it must report as well, or ""
 
     @property
     def seconds(self) -> float:
@@ -96,18 +74,12 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One server process.
+    """One server process."""
 
-    Attributes:
-        start: time at which it starts to respond.
-        end: time at which it is killed, None for never.
-        server: its settings.
-        acts: returns its acts, each with the time at which it begins; endless unless it is killed.
-    """
-
-    start: float
-    end: float | None
-    server: Server
+    start: float  # time at which it starts to respond
+    end: float | None  # time at which it is killed, None for never
+    server: Server  # its settings
+    # Returns its acts, each with the time at which it begins; endless unless it is killed.
     acts: Callable[[], Iterator[tuple[float, Act]]]
 
 

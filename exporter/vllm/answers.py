@@ -26,17 +26,11 @@ _RELEASE: Final = re.compile(r"[0-9]{1,4}(\.[0-9]{1,6}){1,3}[.+-]?[\w.+-]{0,40}"
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswers:
-    """The facts that a server gave, by vLLM's flag names; an unknown one is absent.
+    """The facts that a server gave, by vLLM's flag names; an unknown one is absent."""
 
-    Attributes:
-        server_info: from ``/server_info``.
-        models: from ``/v1/models``: `max_model_len`.
-        version: from ``/version``, such as ``0.26.0``.
-    """
-
-    server_info: Mapping[str, Fact] = field(default_factory=dict)
-    models: Mapping[str, Fact] = field(default_factory=dict)
-    version: str | None = None
+    server_info: Mapping[str, Fact] = field(default_factory=dict)  # from ``/server_info``
+    models: Mapping[str, Fact] = field(default_factory=dict)  # from ``/v1/models``: `max_model_len`
+    version: str | None = None  # from ``/version``, such as ``0.26.0``
 
 
 NO_ANSWERS: Final = ServerAnswers()

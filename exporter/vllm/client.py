@@ -37,21 +37,13 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects which by the first bytes
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one GET: exactly one of ``body`` and ``error`` is not None.
+    """The result of one GET: exactly one of ``body`` and ``error`` is not None."""
 
-    Attributes:
-        body: the decoded body, at most ``max_body_bytes`` long.
-        error: a key of `exporter.net.errors.REASONS`, or ``http_<status>``.
-        detail: one short line for a person.
-        seconds: duration, including redirects and decoding.
-        content_type: the Content-Type of the answer, as sent.
-    """
-
-    body: bytes | None
-    error: str | None
-    detail: str = ""
-    seconds: float = 0.0
-    content_type: str = ""
+    body: bytes | None  # the decoded body, at most ``max_body_bytes`` long
+    error: str | None  # a key of `exporter.net.errors.REASONS`, or ``http_<status>``
+    detail: str = ""  # one short line for a person
+    seconds: float = 0.0  # duration, including redirects and decoding
+    content_type: str = ""  # the Content-Type of the answer, as sent
 
 
 class JsonAnswer(NamedTuple):

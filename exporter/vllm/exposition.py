@@ -33,46 +33,31 @@ class ExpositionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One engine's part of a body.
+    """One engine's part of a body."""
 
-    Attributes:
-        key: the engine.
-        values: reading -> value; only those that the body has, and that are within their range.
-        untrusted: reading -> reason, for values that cannot be true.
-        buckets: reading -> {upper bound: cumulative count}, for histograms of lengths in tokens.
-        duplicates: readings that several processes report; `values` has the one of a single process.
-        cache: the configuration of the KV cache, if the body has it.
-        version: the oldest release of vLLM that prints all these names.
-    """
-
-    key: EngineKey
+    key: EngineKey  # the engine
+    # Reading -> value; only those that the body has, and that are within their range.
     values: Mapping[str, float]
+    # Reading -> reason, for values that cannot be true.
     untrusted: Mapping[str, str] = field(default_factory=dict)
+    # Reading -> {upper bound: cumulative count}, for histograms of lengths in tokens.
     buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
+    # Readings that several processes report; `values` has the one of a single process.
     duplicates: frozenset[str] = frozenset()
-    cache: CacheConfig | None = None
-    version: tuple[int, ...] = ()
+    cache: CacheConfig | None = None  # the configuration of the KV cache, if the body has it
+    version: tuple[int, ...] = ()  # the oldest release of vLLM that prints all these names
 
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """The content of one body.
+    """The content of one body."""
 
-    Attributes:
-        engines: by key; empty if the body has no series of an engine.
-        start_time: start of the server process in unix seconds; None if unknown.
-        lora: the adapters in use, if the server has any.
-        truncated: the last line had no end and was left out.
-        unreadable: number of lines of known names that could not be read.
-        dropped: number of lines of known names left out: too long, too many, or of too many engines.
-    """
-
-    engines: Mapping[EngineKey, Snapshot]
-    start_time: float | None = None
-    lora: LoraState | None = None
-    truncated: bool = False
-    unreadable: int = 0
-    dropped: int = 0
+    engines: Mapping[EngineKey, Snapshot]  # by key; empty if the body has no series of an engine
+    start_time: float | None = None  # start of the server process in unix seconds; None if unknown
+    lora: LoraState | None = None  # the adapters in use, if the server has any
+    truncated: bool = False  # the last line had no end and was left out
+    unreadable: int = 0  # number of lines of known names that could not be read
+    dropped: int = 0  # number of lines of known names left out: too long, too many, or of too many engines
 
 
 def _trie(words: list[str]) -> str:
@@ -197,21 +182,14 @@ def _lines(body: bytes, end: int) -> tuple[list[bytes], int]:
 
 @dataclass(slots=True)
 class _Page:
-    """The samples of one body. Most bodies have the same series in the same order as the previous one.
+    """The samples of one body. Most bodies have the same series in the same order as the previous one."""
 
-    Attributes:
-        series: the meaning of each sample.
-        numbers: their values.
-        unreadable: number of lines of known names that could not be read and have no sample.
-        lines: of the samples, unchanged; empty if the next body must be read without them.
-        heads: the part of each line before its value.
-    """
-
-    series: list[Series] = field(default_factory=list)
-    numbers: list[float] = field(default_factory=list)
-    unreadable: int = 0
+    series: list[Series] = field(default_factory=list)  # the meaning of each sample
+    numbers: list[float] = field(default_factory=list)  # their values
+    unreadable: int = 0  # number of lines of known names that could not be read and have no sample
+    # Of the samples, unchanged; empty if the next body must be read without them.
     lines: list[bytes] = field(default_factory=list)
-    heads: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)  # the part of each line before its value
 
     @classmethod
     def of(cls, lines: list[bytes], *, remember: bool) -> "_Page":

@@ -28,46 +28,31 @@ def largest(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """The positions of one engine's values on a page.
+    """The positions of one engine's values on a page."""
 
-    Attributes:
-        key: the engine.
-        single: (reading, position) of readings with one series.
-        folded: (reading, function that makes several values one, positions) of those with several series.
-        gauges: (reading, {source: position}) of gauges that several processes report.
-        buckets: (reading, pairs of upper bound and position) of histograms.
-        limits: reading -> the largest value that makes sense, if there is one.
-        duplicates: the readings of `gauges`.
-        cache: the configuration of the KV cache, if the page has it.
-        version: the oldest release of vLLM that prints all these names.
-    """
-
-    key: EngineKey
-    single: Sequence[tuple[str, int]]
+    key: EngineKey  # the engine
+    single: Sequence[tuple[str, int]]  # (reading, position) of readings with one series
+    # (reading, function that makes several values one, positions) of those with several series.
     folded: Sequence[tuple[str, Fold, Sequence[int]]]
+    # (reading, {source: position}) of gauges that several processes report.
     gauges: Sequence[tuple[str, Mapping[bytes, int]]]
+    # (reading, pairs of upper bound and position) of histograms.
     buckets: Sequence[tuple[str, Sequence[tuple[float, int]]]]
-    limits: Mapping[str, float]
-    duplicates: frozenset[str]
-    cache: CacheConfig | None
-    version: tuple[int, ...]
+    limits: Mapping[str, float]  # reading -> the largest value that makes sense, if there is one
+    duplicates: frozenset[str]  # the readings of `gauges`
+    cache: CacheConfig | None  # the configuration of the KV cache, if the page has it
+    version: tuple[int, ...]  # the oldest release of vLLM that prints all these names
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The positions of everything on a page.
+    """The positions of everything on a page."""
 
-    Attributes:
-        engines: all engines of the page.
-        start_time: position of the start time of the server process.
-        lora: (position of the time of the change, adapters since then); old states stay on the page.
-        dropped: number of samples left out because the page has too many engines.
-    """
-
-    engines: Sequence[EngineLayout] = ()
-    start_time: int | None = None
+    engines: Sequence[EngineLayout] = ()  # all engines of the page
+    start_time: int | None = None  # position of the start time of the server process
+    # (position of the time of the change, adapters since then); old states stay on the page.
     lora: Sequence[tuple[int, LoraState]] = ()
-    dropped: int = 0
+    dropped: int = 0  # number of samples left out because the page has too many engines
 
 
 # One engine's samples: reading -> those of the name that wins, each with its position.

@@ -52,18 +52,13 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line of a recording.
+    """The first line of a recording."""
 
-    Attributes:
-        case: a name for the recording.
-        interval: seconds between polls, as planned.
-        config: settings of the server that the operator gave, by vLLM's flag name.
-        probes: answers of the server's other endpoints, by path.
-    """
-
-    case: str
-    interval: float = 1.0
+    case: str  # a name for the recording
+    interval: float = 1.0  # seconds between polls, as planned
+    # Settings of the server that the operator gave, by vLLM's flag name.
     config: Mapping[str, Any] = field(default_factory=dict)
+    # Answers of the server's other endpoints, by path.
     probes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,19 +68,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """One poll: either a body or the reason why there is none.
+    """One poll: either a body or the reason why there is none."""
 
-    Attributes:
-        t: seconds, from any origin.
-        body: of an answer with status 200, or None.
-        error: reason of the failure in one word ("timeout", "http_503"), or None.
-        content_type: of the body; "" if it was not recorded.
-    """
-
-    t: float
-    body: bytes | None = None
-    error: str | None = None
-    content_type: str = ""
+    t: float  # seconds, from any origin
+    body: bytes | None = None  # of an answer with status 200, or None
+    error: str | None = None  # reason of the failure in one word ("timeout", "http_503"), or None
+    content_type: str = ""  # of the body; "" if it was not recorded
 
     def __post_init__(self) -> None:
         if not abs(self.t) <= _MOST_SECONDS:

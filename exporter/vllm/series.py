@@ -69,41 +69,27 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoraState:
-    """The numbers of adapters in use, without their names, which may be private.
+    """The numbers of adapters in use, without their names, which may be private."""
 
-    Attributes:
-        slots: ``--max-loras``.
-        running: adapters with a running request.
-        waiting: adapters with a waiting request.
-    """
-
-    slots: int | None
-    running: int
-    waiting: int
+    slots: int | None  # ``--max-loras``
+    running: int  # adapters with a running request
+    waiting: int  # adapters with a waiting request
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The meaning of a series' text.
-
-    Attributes:
-        reading: our word for the quantity; empty for kinds that have none.
-        rank: 0 is the newest name with the usual prefix; the lowest in a body wins.
-        key: the engine; for ``cache`` the model is empty, and so is the engine if no label names it.
-        source: stands for the remaining labels, which distinguish processes that report the same reading.
-        bound: upper bound of a bucket.
-        most: the largest value that makes sense; no value may be infinite.
-        version: first release that has the name.
-    """
+    """The meaning of a series' text."""
 
     kind: SeriesKind
-    reading: str = ""
-    rank: int = 0
+    reading: str = ""  # our word for the quantity; empty for kinds that have none
+    rank: int = 0  # 0 is the newest name with the usual prefix; the lowest in a body wins
+    # The engine; for ``cache`` the model is empty, and so is the engine if no label names it.
     key: EngineKey = NOBODY
+    # Stands for the remaining labels, which distinguish processes that report the same reading.
     source: bytes = b""
-    bound: float = math.inf
-    most: float = math.inf
-    version: tuple[int, ...] = ()
+    bound: float = math.inf  # upper bound of a bucket
+    most: float = math.inf  # the largest value that makes sense; no value may be infinite
+    version: tuple[int, ...] = ()  # first release that has the name
     cache: CacheConfig | None = None
     lora: LoraState | None = None
 

@@ -24,7 +24,6 @@ PREEMPTIONS = "vllm_pressure_preemptions_total" + KEY
 # Lets a test change the world of the program while it runs: the file says how.
 WORLD = """\
 import pathlib, socket, sys, time
-from exporter.cli import main
 world = pathlib.Path({path!r})
 lookup, wall = socket.getaddrinfo, time.time
 def getaddrinfo(host, *more, **named):
@@ -35,6 +34,7 @@ def getaddrinfo(host, *more, **named):
     return lookup("127.0.0.1", *more, **named)
 socket.getaddrinfo = getaddrinfo
 time.time = lambda: wall() + float(world.read_text() or 0) if "name" not in world.read_text() else wall()
+from exporter.cli import main  # after the change: modules may keep the functions
 sys.exit(main())
 """
 

@@ -10,19 +10,13 @@ __all__ = ["Condition", "Evidence", "VerdictRule", "some"]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One number that supports a verdict.
+    """One number that supports a verdict."""
 
-    Attributes:
-        signal: its name, that of a signal where there is one.
-        value: the measured value; None where the missing value is the evidence, explained by `note`.
-        threshold: the limit it was compared with; None for a fact that adds context.
-        note: why there is no value, in a few words.
-    """
-
-    signal: str
+    signal: str  # its name, that of a signal where there is one
+    # The measured value; None where the missing value is the evidence, explained by `note`.
     value: float | None
-    threshold: float | None = None
-    note: str = ""
+    threshold: float | None = None  # the limit it was compared with; None for a fact that adds context
+    note: str = ""  # why there is no value, in a few words
 
 
 Condition = Callable[[Situation, bool], "tuple[Evidence, ...] | None"]
