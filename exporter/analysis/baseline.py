@@ -60,19 +60,15 @@ class Pace(NamedTuple):
 
 
 class Baseline:
-    """Keeps the slices of one engine.
-
-    Attributes:
-        level: tokens per second at work without preemption (with it, if there was no other time); None while
-            there are too few slices.
-        level_requests: running requests at that level.
-    """
+    """Keeps the slices of one engine."""
 
     __slots__ = ("_begin", "_paces", "_slices", "level", "level_requests")
 
     def __init__(self) -> None:
+        # Tokens per second at work without preemption (with it, if there was no other time); None while there
+        # are too few slices.
         self.level: float | None = None
-        self.level_requests = 0.0
+        self.level_requests = 0.0  # running requests at that level
         self._slices: deque[Slice] = deque(maxlen=KEEP_SLICES)
         self._paces: deque[Pace] = deque(maxlen=KEEP_PACES)
         self._begin: float | None = None

@@ -21,15 +21,12 @@ _NEEDED: Final = frozenset({"requests_running", "requests_waiting", "kv_usage"})
 
 
 class GaugeHold:
-    """Holds the gauges of one engine.
-
-    Attributes:
-        gone: the gauges did not come again in time, and no counter has moved since they were last there.
-    """
+    """Holds the gauges of one engine."""
 
     __slots__ = ("_counters", "_gauges", "_period", "_seen_at", "_skipped", "gone")
 
     def __init__(self) -> None:
+        # The gauges did not come again in time, and no counter has moved since they were last there.
         self.gone = False
         self._gauges: dict[str, float] = {}
         self._counters: dict[str, float] = {}

@@ -65,38 +65,28 @@ class Fall(NamedTuple):
 
 
 class History:
-    """The past of one engine.
-
-    Attributes:
-        own: counters since the exporter first saw the engine; they survive restarts.
-        snapshot: the last good one.
-        restarts: number of new processes seen.
-        restart: the last of them.
-        kv_polls: polls per bucket of KV usage, one more than `KV_BOUNDS`; with `kv_sum` the histogram.
-        seen: readings that this process has had.
-        moved_at: time of the last sign of work; time asleep does not count as a standstill.
-        worked_at: time when a request was last seen, or could have been, running or waiting.
-        finished_at: time when a request last finished, else of the first poll.
-        falls: the last times when most of the running requests went back to waiting at once.
-    """
+    """The past of one engine."""
 
     def __init__(self) -> None:
         self.times = array("d")
         self.columns = {name: array("d") for name in (*GAUGES, *COUNTERS, _INFERRED, _RETURNED)}
         self._gauges = [(name, self.columns[name].append) for name in GAUGES]
         self._counters = [(name, self.columns[name].append) for name in COUNTERS]
+        # Counters since the exporter first saw the engine; they survive restarts.
         self.own: dict[str, float] = {}
         self.inferred = 0.0
         self.returned = 0.0
-        self.snapshot: Snapshot | None = None
-        self.restarts = 0
-        self.restart: Restart | None = None
+        self.snapshot: Snapshot | None = None  # the last good one
+        self.restarts = 0  # number of new processes seen
+        self.restart: Restart | None = None  # the last of them
+        # Polls per bucket of KV usage, one more than `KV_BOUNDS`; with `kv_sum` the histogram.
         self.kv_polls = [0] * (len(KV_BOUNDS) + 1)
         self.kv_sum = 0.0
-        self.seen: set[str] = set()
-        self.moved_at = _NAN
-        self.worked_at = _NAN
-        self.finished_at = _NAN
+        self.seen: set[str] = set()  # readings that this process has had
+        self.moved_at = _NAN  # time of the last sign of work; time asleep does not count as a standstill
+        self.worked_at = _NAN  # time when a request was last seen, or could have been, running or waiting
+        self.finished_at = _NAN  # time when a request last finished, else of the first poll
+        # The last times when most of the running requests went back to waiting at once.
         self.falls: deque[Fall] = deque(maxlen=KEEP_FALLS)
         self.prompt_lengths = LengthWindow()
         self.output_lengths = LengthWindow()

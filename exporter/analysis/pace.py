@@ -44,16 +44,12 @@ class CalmRate(NamedTuple):
 
 
 class PaceWatch:
-    """Learns the pace of one engine.
-
-    Attributes:
-        calm: the last calm times.
-    """
+    """Learns the pace of one engine."""
 
     __slots__ = ("_begin", "_calm_begin", "_calm_fit", "_calm_seconds", "_calm_sums", "_fit", "_sums", "calm")
 
     def __init__(self) -> None:
-        self.calm: deque[CalmRate] = deque(maxlen=_KEEP_CALM)
+        self.calm: deque[CalmRate] = deque(maxlen=_KEEP_CALM)  # the last calm times
         self._sums = [0.0] * 10  # n, r, x, rr, rx, xx, y, ry, xy, yy
         self._calm_sums = [0.0] * 10  # the same, while nothing waits
         self._calm_seconds = 0.0

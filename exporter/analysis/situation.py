@@ -60,26 +60,18 @@ class Queue(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The engine's steps, over `queue_window`.
+    """The engine's steps, over `queue_window`."""
 
-    Attributes:
-        tokens: computed per step, prompts and answers; a step without an output is not counted as one.
-        prompt_share: share of their time that computing prompts explains.
-        work_share: share of their time that grows with the work in them.
-        slow_factor: times the longest time that this load explains, in the burst window, in half and in twice
-            of it; the smallest of these.
-        slowing: whether the burst window alone has such steps, or none; too short to be sure.
-        uncounted: tokens of prompts that are being computed: KV grows by more than was counted.
-        computes_prompt: whether those are most of the growth.
-    """
-
+    # Computed per step, prompts and answers; a step without an output is not counted as one.
     tokens: float | None
-    prompt_share: float | None
-    work_share: float | None
+    prompt_share: float | None  # share of their time that computing prompts explains
+    work_share: float | None  # share of their time that grows with the work in them
+    # Times the longest time that this load explains, in the burst window, in half and in twice of it; the
+    # smallest of these.
     slow_factor: float | None
-    slowing: bool
-    uncounted: float
-    computes_prompt: bool
+    slowing: bool  # whether the burst window alone has such steps, or none; too short to be sure
+    uncounted: float  # tokens of prompts that are being computed: KV grows by more than was counted
+    computes_prompt: bool  # whether those are most of the growth
 
 
 class Throughput(NamedTuple):

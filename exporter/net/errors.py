@@ -39,15 +39,11 @@ _LONGEST_CHAIN: Final = 8
 
 
 class RefusedError(Exception):
-    """A request that this program itself refuses to make or to accept; the message is safe to show.
-
-    Attributes:
-        reason: a key of `REASONS`, or ``http_<status>``.
-    """
+    """A request that this program itself refuses to make or to accept; the message is safe to show."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason = reason
+        self.reason = reason  # a key of `REASONS`, or ``http_<status>``
 
 
 def explain(problem: BaseException) -> tuple[str, str]:

@@ -24,15 +24,11 @@ def file_stamp(path: str | None) -> Stamp | None:
 
 
 class SecretFile:
-    """A secret in a file, read again only after the file has changed.
-
-    Attributes:
-        name: for error messages, such as ``the bearer token file``; they never show the path.
-    """
+    """A secret in a file, read again only after the file has changed."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path = Path(path)
-        self.name = name
+        self.name = name  # for error messages, such as ``the bearer token file``; they never show the path
         self._stamp: Stamp | None = None
         self._text = ""
 

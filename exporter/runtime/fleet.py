@@ -125,11 +125,7 @@ class Watched:
 
 
 class Fleet:
-    """All targets, from all sources, as they appear and disappear.
-
-    Attributes:
-        changes: how many appeared or disappeared so far.
-    """
+    """All targets, from all sources, as they appear and disappear."""
 
     def __init__(
         self,
@@ -152,7 +148,7 @@ class Fleet:
         self._ending: set[asyncio.Task[None]] = set()
         self._running = False
         self._left_out = (0, 0)
-        self.changes = 0
+        self.changes = 0  # how many appeared or disappeared so far
         self._reconcile()
 
     def __iter__(self) -> Iterator[Watched]:

@@ -52,19 +52,13 @@ def phase(name: str, interval: float) -> float:
 
 
 class Pace:
-    """Computes when the next poll starts.
-
-    Attributes:
-        interval: seconds between polls now, back-off aside.
-        skipped: starts of the schedule that passed while a poll was still under way.
-        hard_to_read: whether our own reading time, not the server's, set the present interval.
-    """
+    """Computes when the next poll starts."""
 
     def __init__(self, interval: float, jitter: Callable[[], float] = random.random) -> None:
         """Begin at the intended pace; `jitter` returns a random number from 0 to 1."""
-        self.interval = interval
-        self.skipped = 0
-        self.hard_to_read = False
+        self.interval = interval  # seconds between polls now, back-off aside
+        self.skipped = 0  # starts of the schedule that passed while a poll was still under way
+        self.hard_to_read = False  # whether our own reading time, not the server's, set the present interval
         self._intended = interval
         self._longest = max(SLOWEST_SECONDS, interval)
         self._jitter = jitter

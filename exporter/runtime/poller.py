@@ -32,11 +32,7 @@ class PollOutcome:
 
 
 class Watcher:
-    """Polls one target until it is cancelled.
-
-    Attributes:
-        place: its place among other targets; None if it is the only one.
-    """
+    """Polls one target until it is cancelled."""
 
     def __init__(
         self,
@@ -50,7 +46,7 @@ class Watcher:
         prober: Prober | None = None,
     ) -> None:
         """Put the parts together; `on_outcome` gets every poll, and must not block."""
-        self.place: Place | None = None
+        self.place: Place | None = None  # its place among other targets; None if it is the only one
         self._client = client
         self._pipeline = pipeline
         self._pace = pace

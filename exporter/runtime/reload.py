@@ -24,13 +24,7 @@ class User(NamedTuple):
 
 
 class Reloader:
-    """Reads the configuration again; an invalid one changes nothing.
-
-    Attributes:
-        config: the one in use.
-        users: which part uses which section, in the order in which they get a new configuration.
-        due: set to request a reload from `run`; requests that arrive during a reload cause one more.
-    """
+    """Reads the configuration again; an invalid one changes nothing."""
 
     def __init__(
         self,
@@ -40,8 +34,10 @@ class Reloader:
         on_reload: Callable[[bool], None],
     ) -> None:
         """Prepare; without `load` nothing is ever reloaded, `on_reload` gets the success of each reload."""
-        self.config = config
+        self.config = config  # the one in use
+        # Which part uses which section, in the order in which they get a new configuration.
         self.users = users
+        # Set to request a reload from `run`; requests that arrive during a reload cause one more.
         self.due = asyncio.Event()
         self._load = load
         self._on_reload = on_reload

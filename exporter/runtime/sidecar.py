@@ -104,12 +104,7 @@ def _document(targets: list[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 class Sidecar:
-    """Everything that runs in one process, for one target or many.
-
-    Attributes:
-        reloader: hands another configuration to the parts.
-        views: the state as it is shown.
-    """
+    """Everything that runs in one process, for one target or many."""
 
     def __init__(self, config: Config, load: Callable[[], Config] | None = None) -> None:
         """Put the parts together, without opening anything; without `load` nothing is ever reloaded."""
@@ -121,8 +116,9 @@ class Sidecar:
         self._pushing: asyncio.Task[None] | None = None
         process = ProcessCollector(registry=None)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.views = FleetViews(self._fleet, self._own, process)
+        self.views = FleetViews(self._fleet, self._own, process)  # the state as it is shown
         self._forecasts = Forecasts(self.views.status_of_one, config.whatif)
+        # Hands another configuration to the parts.
         self.reloader = reload.Reloader(config, load, self._users(), self._note_reload)
         scrape, page = Scrape(self.views.tables, process), Page(self.views.page, SYSTEM.monotonic)
         app = make_app(scrape, self.views.status, page)

@@ -9,16 +9,11 @@ __all__ = ["KvManager"]
 
 
 class KvManager:
-    """The blocks of the requests of one engine.
-
-    Attributes:
-        pool: The blocks.
-        moved: Blocks swapped since the caller last set it to 0; they take time.
-    """
+    """The blocks of the requests of one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self.pool = Pool(engine.usable_blocks, caching=engine.enable_prefix_caching)
-        self.moved = 0
+        self.pool = Pool(engine.usable_blocks, caching=engine.enable_prefix_caching)  # The blocks
+        self.moved = 0  # Blocks swapped since the caller last set it to 0; they take time
         self._size = engine.block_size
         self._fixed = engine.blocks_per_request
         self._swapping = engine.recovery == "swap"

@@ -142,20 +142,16 @@ def _seconds(value: float | None) -> float | None:
 
 
 class Run:
-    """A run that can be taken in pieces, `until` a time or to its end.
-
-    Attributes:
-        scheduler: The engine; its counters, gauges and time may be read between the pieces.
-        gate: Keeps requests back before the scheduler sees them, or None.
-        stuck: Why nothing can ever move again, or None.
-    """
+    """A run that can be taken in pieces, `until` a time or to its end."""
 
     def __init__(
         self, engine: Engine, arrivals: Arrivals, gate_for: Callable[[Scheduler], Gate] | None = None
     ) -> None:
+        # The engine; its counters, gauges and time may be read between the pieces.
         self.scheduler = Scheduler(engine)
+        # Keeps requests back before the scheduler sees them, or None.
         self.gate = gate_for(self.scheduler) if gate_for is not None else None
-        self.stuck: str | None = None
+        self.stuck: str | None = None  # Why nothing can ever move again, or None
         self._arrivals = arrivals
         self._deadlines: list[tuple[int, int]] = []
 

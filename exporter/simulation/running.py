@@ -11,22 +11,17 @@ __all__ = ["RunningList"]
 
 
 class RunningList:
-    """The running requests, in the order of their admission.
-
-    Attributes:
-        turn: The number of the current or next step.
-        running: By seat number, which increases with each admission: vLLM's running list.
-        decoding: How many of them decode.
-        partial: The request whose context is partly computed. There is at most one, and it was admitted
-            last: a context stays partial only if it took the rest of the token budget.
-    """
+    """The running requests, in the order of their admission."""
 
     __slots__ = ("_ends", "_phases", "_seats", "_size", "decoding", "partial", "running", "turn")
 
     def __init__(self, block_size: int) -> None:
-        self.turn = 0
+        self.turn = 0  # The number of the current or next step
+        # By seat number, which increases with each admission: vLLM's running list.
         self.running: dict[int, InFlight] = {}
-        self.decoding = 0
+        self.decoding = 0  # How many of them decode
+        # The request whose context is partly computed. There is at most one, and it was admitted last: a
+        # context stays partial only if it took the rest of the token budget.
         self.partial: InFlight | None = None
         self._size = block_size
         self._seats = 0

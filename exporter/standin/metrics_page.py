@@ -68,16 +68,12 @@ class _Histogram:
 
 
 class EngineFigures:
-    """The metrics of one engine since its process started, counted as vLLM's logger does.
-
-    Attributes:
-        values: gauges and counters by name and by the value of their extra label.
-        histograms: by name.
-    """
+    """The metrics of one engine since its process started, counted as vLLM's logger does."""
 
     def __init__(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        # Gauges and counters by name and by the value of their extra label.
         self.values: dict[tuple[str, str], float] = {}
-        self.histograms = {name: _Histogram(each) for name, each in bounds.items()}
+        self.histograms = {name: _Histogram(each) for name, each in bounds.items()}  # by name
 
     def gauges(self, running: int, waiting: int, kv_usage: float, deferred: int = 0) -> None:
         """Set the gauges after a step; the waiting requests that are not deferred wait for capacity."""
@@ -174,11 +170,7 @@ class _Family:
 
 
 class MetricsPage:
-    """The page of one server process.
-
-    Attributes:
-        engines: the figures of each of its data-parallel engines.
-    """
+    """The page of one server process."""
 
     def __init__(
         self,
@@ -212,6 +204,7 @@ class MetricsPage:
                 bounds[name] = _one_two_five(max_model_len)
             elif family.kind == "histogram" and family.per_engine:
                 bounds[name] = [float(line.bound) for line in family.lines if line.bound not in ("", "+Inf")]
+        # The figures of each of its data-parallel engines.
         self.engines = tuple(EngineFigures(bounds) for _ in range(engines))
 
     def body(self, now: float) -> bytes:

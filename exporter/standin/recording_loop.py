@@ -27,11 +27,7 @@ def bundled_polls() -> Sequence[Poll]:
 
 
 class RecordingLoop:
-    """The bodies of a recording at any time, round after round.
-
-    Attributes:
-        seconds: the length of one round.
-    """
+    """The bodies of a recording at any time, round after round."""
 
     def __init__(self, polls: Sequence[Poll]) -> None:
         """Take polls in time order; those that failed are skipped."""
@@ -39,7 +35,7 @@ class RecordingLoop:
         self._times = [t for t, _ in bodies]
         self._bodies = [body for _, body in bodies]
         self._gains = _gains(self._bodies[0], self._bodies[-1])
-        self.seconds = self._times[-1]
+        self.seconds = self._times[-1]  # the length of one round
 
     def at(self, seconds: float) -> bytes:
         """Return the body at a time since the start."""

@@ -84,11 +84,7 @@ class _Player:
 
 
 class Play:
-    """A scenario, played: the server's responses at any time. Reads no clock.
-
-    Attributes:
-        server: the settings of the process that responds, or will respond next.
-    """
+    """A scenario, played: the server's responses at any time. Reads no clock."""
 
     def __init__(self, scenario: Scenario, version: str, model: str, seed: int, origin: float) -> None:
         """Prepare: `version` is one of `metrics_page.VERSIONS`, `origin` the unix seconds of the start."""
@@ -101,7 +97,7 @@ class Play:
 
     def _begin(self, life: Life) -> None:
         self._life = life
-        self.server = server = life.server
+        self.server = server = life.server  # the settings of the process that responds, or will respond next
         self._page = MetricsPage(
             self._version,
             self._model,

@@ -39,15 +39,11 @@ _LONGEST_LINE: Final = 56 * 1024 * 1024
 
 
 class RecordingError(ValueError):
-    """A recording cannot be read any further; every line before the one it names was readable.
-
-    Attributes:
-        line: number of the line that could not be read, from 1.
-    """
+    """A recording cannot be read any further; every line before the one it names was readable."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
-        self.line = line
+        self.line = line  # number of the line that could not be read, from 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,19 +24,14 @@ Condition = Callable[[Situation, bool], "tuple[Evidence, ...] | None"]
 
 @dataclass(frozen=True, slots=True)
 class VerdictRule:
-    """One place in the order of verdicts.
+    """One place in the order of verdicts."""
 
-    Attributes:
-        verdict: its name.
-        applies: returns the evidence, or None where the verdict does not apply.
-        is_critical: for a verdict that is less than critical as a rule: whether it is critical here. Takes
-            the situation and whether it is critical already.
-        is_warning: the same for a verdict that is less than a warning as a rule.
-    """
-
-    verdict: str
-    applies: Condition
+    verdict: str  # its name
+    applies: Condition  # returns the evidence, or None where the verdict does not apply
+    # For a verdict that is less than critical as a rule: whether it is critical here. Takes the situation and
+    # whether it is critical already.
     is_critical: Callable[[Situation, bool], bool] | None = None
+    # The same for a verdict that is less than a warning as a rule.
     is_warning: Callable[[Situation], bool] | None = None
 
 

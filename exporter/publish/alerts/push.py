@@ -48,11 +48,7 @@ _FINAL: Final = frozenset({400, 413, 415, 422})
 
 
 class Notifier:
-    """Pushes the alerts of all targets, through one queue per Alertmanager.
-
-    Attributes:
-        closed: whether nothing is pushed, because no Alertmanager is configured or after `close`.
-    """
+    """Pushes the alerts of all targets, through one queue per Alertmanager."""
 
     def __init__(
         self,
@@ -62,6 +58,7 @@ class Notifier:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         """Prepare; `count` gets an outcome and the number of its alerts, once per Alertmanager."""
+        # Whether nothing is pushed, because no Alertmanager is configured or after `close`.
         self.closed = not config.urls
         self._config = config
         self._wall_clock = wall_clock

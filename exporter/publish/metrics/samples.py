@@ -38,19 +38,14 @@ class MetricRow:
 
 
 class Labels:
-    """Labels that several samples share, and their text.
-
-    Attributes:
-        pairs: by name.
-        text: after a sample's name; empty without labels.
-    """
+    """Labels that several samples share, and their text."""
 
     __slots__ = ("_around", "pairs", "text")
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        self.pairs = tuple(sorted(pairs))
+        self.pairs = tuple(sorted(pairs))  # by name
         inside = ",".join(_texts(self.pairs))
-        self.text = f"{{{inside}}}" if inside else ""
+        self.text = f"{{{inside}}}" if inside else ""  # after a sample's name; empty without labels
         self._around: dict[str, tuple[str, str]] = {}
 
     def also(self, **more: str) -> "Labels":

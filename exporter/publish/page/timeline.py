@@ -47,22 +47,16 @@ class Change(NamedTuple):
 
 
 class Track:
-    """One engine's last ten minutes.
-
-    Attributes:
-        times: of the points, in seconds of the readings' clock.
-        columns: values by signal, one per point.
-        changes: of the verdict; the first one held when the ten minutes began.
-        restarts: times of restarts.
-    """
+    """One engine's last ten minutes."""
 
     __slots__ = ("_restarted", "changes", "columns", "restarts", "times")
 
     def __init__(self) -> None:
-        self.times = array("d")
-        self.columns = {name: array("f") for name in COLUMNS}
+        self.times = array("d")  # of the points, in seconds of the readings' clock
+        self.columns = {name: array("f") for name in COLUMNS}  # values by signal, one per point
+        # Of the verdict; the first one held when the ten minutes began.
         self.changes: deque[Change] = deque(maxlen=MOST_EVENTS)
-        self.restarts: deque[float] = deque(maxlen=MOST_EVENTS)
+        self.restarts: deque[float] = deque(maxlen=MOST_EVENTS)  # times of restarts
         self._restarted = 0
 
     def add(self, t: float, engine: EngineReading, max_age: float) -> None:
@@ -125,16 +119,12 @@ class Track:
 
 
 class Timeline:
-    """The tracks of one target.
-
-    Attributes:
-        start: time of the first reading, None before it; times in the JSON count from it.
-        tracks: by the engine's name, as in `engine_names` of the last reading.
-    """
+    """The tracks of one target."""
 
     def __init__(self) -> None:
+        # Time of the first reading, None before it; times in the JSON count from it.
         self.start: float | None = None
-        self.tracks: dict[str, Track] = {}
+        self.tracks: dict[str, Track] = {}  # by the engine's name, as in `engine_names` of the last reading
         self._tracks: dict[tuple[str, str], Track] = {}
 
     def add(self, reading: TargetReading) -> None:

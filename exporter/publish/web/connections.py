@@ -34,11 +34,7 @@ _SWEEP_SECONDS: Final = 1.0
 
 
 class Connections:
-    """Makes the protocol of each connection, and ends those that block the server.
-
-    Attributes:
-        context: TLS settings of new connections, None for plain ones.
-    """
+    """Makes the protocol of each connection, and ends those that block the server."""
 
     def __init__(
         self,
@@ -47,7 +43,7 @@ class Connections:
         most: int = MOST_CONNECTIONS,
     ) -> None:
         """Begin with none; `protocols` makes the protocol that serves one connection."""
-        self.context: ssl.SSLContext | None = None
+        self.context: ssl.SSLContext | None = None  # TLS settings of new connections, None for plain ones
         self._protocols = protocols
         self._clock = clock
         self._most = most
@@ -158,17 +154,12 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """Passes everything on to the protocol that serves the connection, and measures how long it waits.
-
-    Attributes:
-        made: whether the protocol has the connection; with TLS after the handshake.
-        last: whether it ends after its next answer.
-    """
+    """Passes everything on to the protocol that serves the connection, and measures how long it waits."""
 
     def __init__(self, owner: Connections, protocol: asyncio.Protocol, clock: Callable[[], float]) -> None:
         self.protocol = protocol
-        self.made = False
-        self.last = False
+        self.made = False  # whether the protocol has the connection; with TLS after the handshake
+        self.last = False  # whether it ends after its next answer
         self.busy = False
         self.served = False
         self.unread = 0

@@ -23,16 +23,12 @@ _HEADERS: Final = {"Cache-Control": "no-store"}
 
 
 class Forecasts:
-    """Forecasts the effect of each fix. Nothing runs without a request.
-
-    Attributes:
-        config: thresholds, and the time limit of a forecast.
-    """
+    """Forecasts the effect of each fix. Nothing runs without a request."""
 
     def __init__(self, status: Callable[..., Mapping[str, Any]], config: WhatIfConfig) -> None:
         """Prepare; `status` returns the state of the target of a name and may raise LookupError."""
         self._status = status
-        self.config = config
+        self.config = config  # thresholds, and the time limit of a forecast
         self._process: asyncio.subprocess.Process | None = None
         self._busy = False
 

@@ -29,14 +29,10 @@ _MOST_BYTES: Final = 72
 
 
 class Passwords:
-    """Users and the hashes of their passwords.
-
-    Attributes:
-        users: hashes by name; everybody may enter if there are none.
-    """
+    """Users and the hashes of their passwords."""
 
     def __init__(self) -> None:
-        self.users: Mapping[str, str] = {}
+        self.users: Mapping[str, str] = {}  # hashes by name; everybody may enter if there are none
         self._key = secrets.token_bytes(32)  # makes the remembered digests worthless elsewhere
         self._right: OrderedDict[bytes, None] = OrderedDict()
         self._wrong: OrderedDict[bytes, None] = OrderedDict()

@@ -167,19 +167,13 @@ _Loaded = tuple[WebFile, ssl.SSLContext | None, _Stamps]
 
 
 class Guard:
-    """Admits the clients that the file allows.
-
-    Attributes:
-        context: for TLS, None for plain HTTP.
-        passwords: checks the users.
-        seconds: time between two calls of `refresh`.
-    """
+    """Admits the clients that the file allows."""
 
     def __init__(self, path: str) -> None:
         """Read the file and all files that it names; raises ConfigError with all problems."""
-        self.seconds = CHECK_SECONDS
-        self.context: ssl.SSLContext | None = None
-        self.passwords = Passwords()
+        self.seconds = CHECK_SECONDS  # time between two calls of `refresh`
+        self.context: ssl.SSLContext | None = None  # for TLS, None for plain HTTP
+        self.passwords = Passwords()  # checks the users
         self._path = Path(path)
         self._stamps: _Stamps = ()
         self._file = WebFile()
