@@ -13,6 +13,7 @@ from support.scenes import Stage
 from support.status_page import Shown, wearing
 
 from exporter.analysis import catalogue
+from exporter.analysis.target_verdict import REACHABLE
 
 pytestmark = pytest.mark.programs
 
@@ -26,7 +27,7 @@ FIRST_PAINT = 0.5
 # Every verdict
 
 
-@pytest.mark.parametrize("verdict", TABLE.verdicts)
+@pytest.mark.parametrize("verdict", [name for name in TABLE.verdicts if name != REACHABLE])
 def test_every_verdict_can_be_seen(browser, verdict):
     """Its summary, impact and severity are visible; the page does not scroll sideways."""
     entry, readings = TABLE.verdicts[verdict], by_verdict()[verdict]
@@ -41,6 +42,18 @@ def test_every_verdict_can_be_seen(browser, verdict):
             assert overhang(page) <= 0
             if readings[-1].engines:
                 page.wait_for_selector(".chart > svg .curve", state="attached")
+
+
+def test_a_server_that_answers_has_no_card_beside_those_of_its_engines(browser):
+    """The verdict of a reachable target says nothing that its engines' verdicts do not."""
+    stage = storm()
+    assert stage.readings[-1].judgement.verdict == REACHABLE
+    with Shown() as shown:
+        shown.play(stage.readings)
+        with opened(browser, shown.base, wanted=".card") as page:
+            expect(page.locator(".card")).to_have_count(1)
+            expect(page.locator(".card h2")).to_contain_text("engine 0")
+            expect(page.locator("main")).not_to_contain_text(TABLE.verdicts[REACHABLE].summary)
 
 
 # Live
