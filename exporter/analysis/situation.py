@@ -15,7 +15,7 @@ from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
 
-__all__ = ["Counts", "Queue", "Situation", "Steps", "Throughput", "describe", "uncounted"]
+__all__ = ["TWICE_MATTERS", "Counts", "Queue", "Situation", "Steps", "Throughput", "describe", "uncounted"]
 
 # Inferred preemptions count this long, until the server's own counter must have moved.
 _INFERRED_SECONDS: Final = 15.0
@@ -31,6 +31,8 @@ _BUSY_SECONDS: Final = 1.5
 _FALLING: Final = 0.8
 _FALLING_SECONDS: Final = 15.0
 _FALLING_SPAN: Final = 0.4
+# From this share of the work on, preemptions make the engine do too much of it twice.
+TWICE_MATTERS: Final = 0.25
 
 
 class Counts(NamedTuple):
@@ -149,14 +151,20 @@ class Situation:
     def tokens_fell(self) -> bool | None:
         """Whether tokens per second are abnormally far below the engine's own level; None if unknown.
 
-        A long prompt that is being computed takes the steps of the answers; that is no harm.
+        A long prompt that is being computed takes the steps of the answers; that is no harm, unless much of
+        the work is done twice: then preemptions have brought the prompts.
         """
         now, level = self.throughput
         if now is None or level is None or level <= 0:
             return None
-        if self.steps.computes_prompt:
+        if self.steps.computes_prompt and not self.much_is_done_twice:
             return False
         return now < self.thresholds.tokens_fallen * level
+
+    @property
+    def much_is_done_twice(self) -> bool:
+        """Whether preempted requests are a good part of the work, which more KV would spare."""
+        return (self.signals.recomputed_ratio or 0.0) >= TWICE_MATTERS
 
 
 def describe(

@@ -5,7 +5,7 @@ from typing import Final
 from exporter.analysis.conditions.evidence import Evidence, some
 from exporter.analysis.conditions.queue import is_long, nothing_finishes
 from exporter.analysis.queue_causes import is_compute_bound, steps_are_full
-from exporter.analysis.situation import Situation
+from exporter.analysis.situation import TWICE_MATTERS, Situation
 
 # Fewer finished requests than this say little about a ratio.
 _LEAST_FINISHED: Final = 3
@@ -14,7 +14,6 @@ _RECOMPUTED_STORM: Final = 0.8
 _STORM_PREEMPTED: Final = 10
 # Harm: latency times its usual, work done twice, and how much less of either is enough to stay critical.
 _DOUBLED: Final = 2.0
-_TWICE_MATTERS: Final = 0.25
 _LESS_TO_STAY: Final = 0.75
 # Calm times with this share of the present requests tell what is usual.
 _AS_MANY: Final = 0.7
@@ -26,15 +25,10 @@ _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Preemptions with little completed work."""
-    if not s.busy or _is_not_kv(s) or steps_are_full(s) or (is_compute_bound(s) and not _much_again(s)):
+    if not s.busy or _is_not_kv(s) or steps_are_full(s) or (is_compute_bound(s) and not s.much_is_done_twice):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
     return (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
-
-
-def _much_again(s: Situation) -> bool:
-    """Whether so much is computed twice that more KV would spare it."""
-    return (s.signals.recomputed_ratio or 0.0) >= _TWICE_MATTERS
 
 
 def thrash_is_critical(s: Situation, critical: bool) -> bool:
@@ -47,7 +41,7 @@ def thrash_is_critical(s: Situation, critical: bool) -> bool:
     if _usual_is_known(s):
         return False
     again, ratio = s.signals.recomputed_ratio, s.thresholds.thrash_ratio * margin
-    return s.minute.preempted >= ratio * s.minute.finished and (again or 0.0) >= _TWICE_MATTERS * margin
+    return s.minute.preempted >= ratio * s.minute.finished and (again or 0.0) >= TWICE_MATTERS * margin
 
 
 def _latency_grew(s: Situation, factor: float) -> bool:
