@@ -51,13 +51,9 @@ _MORE: Final = f"`{PROGRAM} COMMAND --help` lists the options of a command."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command: the words after the program's name, those of the process by default.
 
-    Args:
-        arguments: the words after the program's name; those of the process by default.
-
-    Returns:
-        The exit status, one of `ExitStatus` or of those of `check`.
+    Returns the exit status, one of `ExitStatus` or of those of `check`.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # paths and labels may hold any character

@@ -74,12 +74,7 @@ class Baseline:
         self._begin: float | None = None
 
     def observe(self, history: History, *, frozen: bool) -> None:
-        """Add the last poll.
-
-        Args:
-            history: of the engine.
-            frozen: keep the level, so that an engine in trouble does not become its own normal.
-        """
+        """Add the last poll; `frozen` keeps the level: trouble must not become the normal of an engine."""
         now = history.times[-1]
         if self._begin is None or now < self._begin:
             self._begin = now

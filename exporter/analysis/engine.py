@@ -95,11 +95,8 @@ class Engine:
     ) -> None:
         """Make the reading after a good body that had this engine.
 
-        Args:
-            server_facts: the known settings of its server.
-            sharing: data-parallel engines that share the block count of the server.
-            lora: the server's adapters.
-            imbalanced: whether one engine of the model carries far more than its share.
+        `sharing` data-parallel engines share the block count of the server. With `imbalanced` one engine of
+        the model carries far more than its share.
         """
         history = self.history
         t = history.times[-1]

@@ -40,10 +40,6 @@ def _max_model_len_exceeds_pool(s: Situation) -> bool:
     return capacity is not None and longest is not None and longest > capacity
 
 
-def _capacity_is_estimate(s: Situation) -> bool:
-    return s.signals.kv_capacity_tokens is not None and s.signals.kv_capacity_is_estimate
-
-
 def _capacity_labels_disagree(s: Situation) -> bool:
     cache = s.history.snapshot.cache if s.history.snapshot else None
     longest = s.number("max_model_len")
@@ -86,11 +82,6 @@ def _suspect_out_of_memory(s: Situation) -> bool:
     return loaded and used >= s.thresholds.oom_utilization
 
 
-def _mass_preemption(s: Situation) -> bool:
-    """Within the last minute most of the running requests went back to waiting between two polls."""
-    return any(s.t - fall.at <= _MASS_SHOWN_SECONDS and _was_preemption(s, fall) for fall in s.history.falls)
-
-
 def _was_preemption(s: Situation, fall: Fall) -> bool:
     """Whether the cache was full before, or the counter confirms it; clients that retry look the same."""
     least = MASS_SHARE * fall.requests
@@ -98,10 +89,6 @@ def _was_preemption(s: Situation, fall: Fall) -> bool:
         return True
     counted = s.history.columns["preemptions"]
     return counted[s.history.window_start(fall.at + _MASS_COUNTED_SECONDS)] - fall.counted >= least
-
-
-def _preemption_inferred(s: Situation) -> bool:
-    return s.inferred >= _INFERRED_LEAST
 
 
 def _clients_give_up(s: Situation) -> bool:
@@ -114,10 +101,6 @@ def _clients_give_up(s: Situation) -> bool:
     end = s.history.window_start(s.t - _MASS_COUNTED_SECONDS)
     returned = columns[max(begin, end)] - columns[begin]
     return returned >= _GIVEN_UP_LEAST and counted < _GIVEN_UP_COUNTED * returned
-
-
-def _duplicate_series(s: Situation) -> bool:
-    return bool(s.history.snapshot and s.history.snapshot.duplicates)
 
 
 def _stale_gauges(s: Situation) -> bool:
@@ -141,15 +124,20 @@ def _stale_gauges(s: Situation) -> bool:
 FINDINGS: Final[Mapping[str, Callable[[Situation], bool]]] = {
     "restarted": _restarted,
     "suspect_out_of_memory": _suspect_out_of_memory,
-    "mass_preemption": _mass_preemption,
-    "preemption_inferred": _preemption_inferred,
+    # Within the last minute most of the running requests went back to waiting between two polls.
+    "mass_preemption": lambda s: any(
+        s.t - fall.at <= _MASS_SHOWN_SECONDS and _was_preemption(s, fall) for fall in s.history.falls
+    ),
+    "preemption_inferred": lambda s: s.inferred >= _INFERRED_LEAST,
     "clients_give_up": _clients_give_up,
     "stale_gauges": _stale_gauges,
     "max_model_len_exceeds_pool": _max_model_len_exceeds_pool,
     "kv_too_small": _kv_too_small,
     "capacity_labels_disagree": _capacity_labels_disagree,
-    "capacity_is_estimate": _capacity_is_estimate,
+    "capacity_is_estimate": lambda s: (
+        s.signals.kv_capacity_tokens is not None and s.signals.kv_capacity_is_estimate
+    ),
     "speculation_enlarges_kv": _speculation_enlarges_kv,
     "prefix_cache_off": _prefix_cache_off,
-    "duplicate_series": _duplicate_series,
+    "duplicate_series": lambda s: bool(s.history.snapshot and s.history.snapshot.duplicates),
 }

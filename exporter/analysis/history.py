@@ -108,12 +108,8 @@ class History:
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool = True) -> None:
         """Add one good poll.
 
-        Args:
-            t: time of the response.
-            snapshot: the engine's part of the body.
-            start_time: start of the server process, where the body has it.
-            whole: whether the body is complete; if not, a counter may be missing only because of the
-                truncation.
+        `start_time` is the start of the server process, where the body has it. If the body is not `whole`, a
+        counter may be missing only because of the truncation.
         """
         values = snapshot.values
         if self.snapshot is None:
@@ -124,7 +120,8 @@ class History:
         mixed = self.sources.by_turns(t)
         self._begin(t, step, mixed=mixed, whole=whole)
         self._count(values, mixed=mixed)
-        if step != "same" or mixed or _asleep(values):
+        asleep = values.get("sleep_weights_offloaded") == 1 or values.get("sleep_discard_all") == 1
+        if step != "same" or mixed or asleep:
             self.moved_at = t  # a body of another source, or a sleeping engine, does not prove a standstill
         elif self.snapshot is not None:
             self.inferred += self._inferred(t, values)
@@ -351,10 +348,6 @@ class History:
         """Return the increase of one counter / that of another; None if the latter did not move."""
         over, under = self.increase(name, start), self.increase(of, start)
         return over / under if over is not None and under else None
-
-
-def _asleep(values: Mapping[str, float]) -> bool:
-    return values.get("sleep_weights_offloaded") == 1 or values.get("sleep_discard_all") == 1
 
 
 def _bucket(usage: float) -> int:

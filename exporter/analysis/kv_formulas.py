@@ -16,12 +16,7 @@ Moments: TypeAlias = tuple[float, float, float]
 
 
 def context_per_request(prompts: Moments, outputs: Moments) -> tuple[float, float]:
-    """Return mean and standard deviation of the tokens that a running request holds.
-
-    Args:
-        prompts: moments of the prompts' lengths.
-        outputs: moments of the outputs' lengths; their mean is above 0.
-    """
+    """Return mean and deviation of the tokens that a request holds; the outputs' mean is above 0."""
     p, o = prompts, outputs
     mean = p[0] + o[1] / (2 * o[0])
     variance = p[1] + p[0] * o[1] / o[0] + o[2] / (3 * o[0]) - mean * mean

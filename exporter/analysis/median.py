@@ -6,11 +6,7 @@ __all__ = ["median"]
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the middle value, or the mean of the two middle ones.
-
-    Raises:
-        ValueError: without values.
-    """
+    """Return the middle value, or the mean of the two middle ones; raises ValueError without values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("expected values, got none")

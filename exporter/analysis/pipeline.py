@@ -163,7 +163,8 @@ class Pipeline:
         for key in present:
             self._engines[key].judge(
                 self._facts_of(exposition.engines[key].cache, answers),
-                sharing=self._sharing(key),
+                # All known engines share the block count, which vLLM sets at its start.
+                sharing=sum(1 for other in self._engines if other.replica == key.replica),
                 lora=exposition.lora,
                 imbalanced=self._models[key.model].imbalanced,
             )
@@ -188,10 +189,6 @@ class Pipeline:
                 del self._engines[key]
             else:
                 engine.mark_stale(t, self._max_age, missing=key in self._missing)
-
-    def _sharing(self, key: EngineKey) -> int:
-        """Count the engines that share the block count, which vLLM sets at its start: all known ones."""
-        return sum(1 for other in self._engines if other.replica == key.replica)
 
     def _facts_of(self, cache: CacheConfig | None, answers: ServerAnswers) -> ServerFacts:
         """Merge the settings of an engine's server, again only when one of the sources has changed."""

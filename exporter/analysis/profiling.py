@@ -27,13 +27,8 @@ _COUNTED_TWICE: Final = 1.25
 def profile(history: History, capacity: float | None, thresholds: AnalysisConfig) -> LoadProfile | None:
     """Compute the load profile over the shortest window with enough finished requests.
 
-    Args:
-        history: of the engine.
-        capacity: tokens of its KV pool, where known.
-        thresholds: have the windows.
-
-    Returns:
-        None while the gauges or the counter of finished requests are unknown.
+    `capacity`: tokens of the engine's KV pool, where known. Returns None while the gauges or the counter of
+    finished requests are unknown.
     """
     t = history.times[-1]
     start = history.window_start(t - thresholds.window)

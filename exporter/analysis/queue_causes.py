@@ -107,7 +107,8 @@ def cause_of_waiting(s: Situation) -> str | None:
     if is_compute_bound(s):
         return "prefill_bound"
     if _seats_are_taken(s):
-        return "kv_bound" if s.minute.counted > 0 and _kv_is_tight(s) else "seat_bound"
+        kv_is_tight = s.queue.kv_usage_mean is not None and s.queue.kv_usage_mean >= _KV_TIGHT
+        return "kv_bound" if s.minute.counted > 0 and kv_is_tight else "seat_bound"
     if steps_are_full(s):
         return "prefill_bound"
     if s.queue.has_room is False:
@@ -127,10 +128,6 @@ def _seats_are_taken(s: Situation) -> bool:
     if s.seats is None or s.queue.seats_share is None or s.queue.running_most is None:
         return False
     return s.queue.running_most >= s.seats and s.queue.seats_share >= s.thresholds.seats_share
-
-
-def _kv_is_tight(s: Situation) -> bool:
-    return s.queue.kv_usage_mean is not None and s.queue.kv_usage_mean >= _KV_TIGHT
 
 
 def is_compute_bound(s: Situation) -> bool:

@@ -44,15 +44,12 @@ class SourceWatch:
     There are two kinds of evidence. If bodies have the start of their process (or of its counters), a process
     that returns after another one proves two sources. Otherwise a body that continues the counters of a
     source that was left a moment ago is a turn, and two turns within a minute are the proof.
-
-    Attributes:
-        origin: start of the process seen last, where a body had it.
-        resumed: after a step ``returned``, the last counters of that source.
     """
 
-    # `_origins`: last counters of each process that was left, by its start. `_left`: the same without a
-    # start time, with the time it was left. `_stride`: the largest increase of each counter between two polls
-    # of the present source. `_turns`: times of the last turns.
+    # `origin`: start of the process seen last, where a body had it. `resumed`: after a step ``returned``, the
+    # last counters of that source. `_origins`: last counters of each process that was left, by its start.
+    # `_left`: the same without a start time, with the time it was left. `_stride`: the largest increase of
+    # each counter between two polls of the present source. `_turns`: times of the last turns.
 
     origin: float | None = None
     resumed: Counters = field(default_factory=dict)

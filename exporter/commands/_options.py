@@ -45,11 +45,7 @@ def _duration(text: str) -> float:
 
 
 def read_configuration(options: argparse.Namespace) -> Config:
-    """Load the configuration from flags, environment and file; a command's URL selects its one target.
-
-    Raises:
-        ConfigError: it is invalid.
-    """
+    """Load from flags, environment and file; a command's URL selects one target. Raises ConfigError."""
     url = getattr(options, "url", None)
     return load(flags_given(options), os.environ, lambda path: Path(path).read_text(encoding="utf-8"), url)
 

@@ -70,11 +70,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, known: bool = False
 
 
 def engine_changes(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `Engine` that flags were given for.
-
-    Raises:
-        ValueError: a time is below 0 or not finite.
-    """
+    """Return the fields of `Engine` from flags; raises ValueError if a time is below 0 or not finite."""
     given = vars(options)
     changes = {name: given[name] for name in _DEFAULTS if name in given}
     times = {name: (flag, given[name] * unit) for flag, name, unit, _ in _TIMES if name in given}

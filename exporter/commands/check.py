@@ -97,11 +97,7 @@ def shrink_windows(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
 async def _watch(
     config: Config, seconds: float, progress: Callable[[str], None]
 ) -> tuple[PollOutcome | None, Mapping[EngineKey, LoadProfile]]:
-    """Poll the target for some seconds; `progress` gets a line after every poll.
-
-    Returns:
-        The last poll, None where no poll ended, and the load of each engine.
-    """
+    """Return the last poll, None where none ended, and each engine's load; `progress` gets a line a poll."""
     target = config.targets[0]
     last: PollOutcome | None = None
     start = process.SYSTEM.monotonic()

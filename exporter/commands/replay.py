@@ -5,7 +5,6 @@ import json
 import sys
 from pathlib import Path
 
-from exporter.analysis.pipeline import TargetReading
 from exporter.commands._outcome import CommandError, ExitStatus
 from exporter.commands._timeline import describe_poll, feed_recording
 from exporter.config import Config, add_flags
@@ -31,16 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, config: Config) -> int:
     """Print every poll of the recording; where a line is invalid, all polls before it."""
-    form = _to_json if options.format == "json" else describe_poll
     try:
         for t, reading, _ in feed_recording(options.file, config):
-            print(form(t, reading))
+            if options.format == "json":
+                print(json.dumps(poll_object(t, reading), separators=(",", ":"), allow_nan=False))
+            else:
+                print(describe_poll(t, reading))
     except RecordingError as problem:
         if sys.stdout is not None:
             sys.stdout.flush()  # before the error
         raise CommandError(f"{options.file}: {problem}") from problem
     return ExitStatus.OK
-
-
-def _to_json(t: float, reading: TargetReading) -> str:
-    return json.dumps(poll_object(t, reading), separators=(",", ":"), allow_nan=False)

@@ -177,10 +177,6 @@ def _read_each(kind: Kind[str], given: list[object]) -> tuple[str, ...]:
 _OWN_LABELS = ("alertname", "severity", "source", "model_name", "engine")
 
 
-def _prefix(text: str) -> str:
-    return matched(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*/?", text)[0].rstrip("/")
-
-
 def _address(text: str) -> str:
     host, port = split_address(text)
     if ":" not in text:
@@ -226,7 +222,11 @@ URL = scalar("url", "a url", _url, _masked)
 BASE_URL = scalar("url", "a url", _base_url)
 URLS = Kind("urls", "a list of urls, or a text with commas between them", _read_urls, list)
 LABELS = Kind("labels", "a mapping of labels, or a text such as cluster=eu,pod=vllm-0", _read_labels, dict)
-PREFIX = scalar("path", "a path such as /alertmanager", _prefix)
+PREFIX = scalar(
+    "path",
+    "a path such as /alertmanager",
+    lambda text: matched(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]+)*/?", text)[0].rstrip("/"),
+)
 TENANT = pattern("tenant", "a printable ASCII text that is not empty", "[ -~]+")
 TARGET_LABELS = Kind("labels", "a mapping of labels to texts", _read_target_labels, dict, structured=True)
 _GLOB = scalar(TEXT.name, TEXT.wanted, _glob)

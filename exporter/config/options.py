@@ -201,17 +201,13 @@ def choice(*names: str) -> Kind[str]:
     return pattern("|".join(names), f"one of {', '.join(names)}", "|".join(map(re.escape, names)))
 
 
-def _boolean(text: str) -> bool:
-    return matched("true|false", text.lower())[0] == "true"
-
-
 def _printable(text: str) -> str:
     if not text or not text.isprintable():
         raise ValueError
     return text
 
 
-BOOLEAN = scalar("true|false", "true or false", _boolean)
+BOOLEAN = scalar("true|false", "true or false", lambda text: matched("true|false", text.lower())[0] == "true")
 TEXT = scalar("text", "a printable text that is not empty", _printable)
 SECRET = scalar(
     "secret",

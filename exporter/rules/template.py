@@ -102,12 +102,8 @@ def text(
 ) -> str:
     """Return a whole description as code, in the words of the direct push.
 
-    Args:
-        entry: of the alert.
-        scope: of the alert.
-        where: code of `place`.
-        numbers: code of `number`; each writes its own comma, because any may be unknown.
-        listed: fixes in words, where they are not ranked.
+    `where` is code of `place`, `numbers` code of `number`; each number writes its own comma, because any may
+    be unknown. `listed`: fixes in words, where they are not ranked.
     """
     who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=where)
     if not numbers:

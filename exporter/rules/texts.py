@@ -60,7 +60,9 @@ class Texts:
             counted = tuple(filter(None, (share or gone,)))
             said = template.text(entry, scope, self.place(scope), counted, template.fixes_of(entry))
             return (template.matchers(self._labels[scope]) if share else "") + said
-        within = self._within(entry.name) if share else ""
+        # PromQL that keeps the engines in the verdict.
+        on = f" and on ({', '.join(self._labels['engine'])})"
+        within = f"{on} {self._verdict(entry.name)} == 1" if share else ""
         numbers = [share] if share else []
         numbers += [
             template.number(one, f"max({self._series.most(one.name, '%s')}{within})") for one in NUMBERS
@@ -70,10 +72,6 @@ class Texts:
 
     def _verdict(self, name: str) -> str:
         return self._series.last("verdict", f'verdict="{name}",%s')
-
-    def _within(self, name: str) -> str:
-        """Return PromQL that keeps the engines in the verdict."""
-        return f" and on ({', '.join(self._labels['engine'])}) {self._verdict(name)} == 1"
 
     def _share(self, name: str) -> str:
         """Return code that prints ``3 of 20 engines (vllm-3/0 vllm-7/0 vllm-9/0)``, with the first three."""

@@ -68,21 +68,13 @@ def name_of(config: TargetConfig) -> str:
 
 
 class Source:
-    """A source of targets.
+    """A source of targets."""
 
-    Attributes:
-        name: its kind.
-        config: its configuration; two sources with equal ones are the same.
-        every: seconds between looks for changes, None if nothing ever changes.
-        targets: those known.
-        failures: looks that failed.
-    """
-
-    name: SourceName = "static"
-    config: object
-    every: float | None = None
-    targets: Sequence[Target] = ()
-    failures = 0
+    name: SourceName = "static"  # its kind
+    config: object  # two sources with equal ones are the same
+    every: float | None = None  # seconds between looks for changes, None if nothing ever changes
+    targets: Sequence[Target] = ()  # those known
+    failures = 0  # looks that failed
 
     async def look(self) -> None:
         """Look for changes; raises nothing but CancelledError."""
@@ -286,11 +278,7 @@ _Group: TypeAlias = tuple[Sequence[str], Mapping[str, str]]
 
 
 def _groups(text: bytes, *, yaml_form: bool) -> Sequence[_Group]:
-    """Read a file's groups of targets and labels.
-
-    Raises:
-        ValueError: the format is invalid; the message repeats nothing of the file.
-    """
+    """Read a file's groups; raises ValueError, which repeats nothing of the file, if it is invalid."""
     if len(text) > MOST_FILE_BYTES:
         raise ValueError(f"expected at most {MOST_FILE_BYTES >> 20} MiB, got more")
     if not text.strip():

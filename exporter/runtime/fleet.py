@@ -42,15 +42,7 @@ _Key: TypeAlias = tuple[str, Labels]
 
 
 class Watched:
-    """One target while it is watched.
-
-    Attributes:
-        target: which one.
-        url: its url without anything secret.
-        reading: the last one, None before the first poll has ended.
-        pipeline, timeline, counts: its history.
-        collector: exports its reading.
-    """
+    """One target while it is watched, with its history."""
 
     def __init__(
         self,
@@ -63,8 +55,8 @@ class Watched:
     ) -> None:
         """Put the parts together, without opening anything; `gate` and `notifier` are those of `show`."""
         self.target = target
-        self.url = shown_url(target.config.url)
-        self.reading: TargetReading | None = None
+        self.url = shown_url(target.config.url)  # without anything secret
+        self.reading: TargetReading | None = None  # the last one, None before the first poll has ended
         facts, arguments = target.config.facts, config.engine.args
         self.pipeline = Pipeline(config.analysis, facts, config.poll.interval, arguments)
         self.timeline = Timeline()

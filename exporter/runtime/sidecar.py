@@ -49,11 +49,7 @@ class FleetViews:
         return _document([self._status_of(watched) for watched in self._fleet])
 
     def status_of_one(self, name: str | None = None) -> Mapping[str, Any]:
-        """Return the state with one target in it.
-
-        Raises:
-            LookupError: no target has this name, or there are several and none was named.
-        """
+        """Return the state of one target; raises LookupError for an unknown name or none among several."""
         for watched in self._fleet:
             if not self._fleet.several or watched.target.name == name:
                 return _document([self._status_of(watched)])

@@ -68,16 +68,12 @@ class SharedText:
 
 
 class Pool:
-    """A pool of ``size`` usable blocks (without the null block).
-
-    Attributes:
-        free: Blocks that no request holds, cached or not; vLLM's usage gauge counts them as free.
-        size: All usable blocks.
-    """
+    """A pool of ``size`` usable blocks (without the null block)."""
 
     __slots__ = ("_blank", "_queue", "_texts", "_tidy_at", "caching", "free", "size")
 
     def __init__(self, size: int, *, caching: bool) -> None:
+        # `free`: blocks that no request holds, cached or not; vLLM's usage gauge counts them as free.
         self.size = self.free = self._blank = size
         self.caching = caching
         self._queue: OrderedDict[Remnant | SharedBlock, None] = OrderedDict()

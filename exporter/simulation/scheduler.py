@@ -36,26 +36,19 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """The scheduler of one engine.
-
-    Attributes:
-        now: The time in nanoseconds, the end of the last step.
-        sees: The next step sees requests that arrived up to this time: the start of the last step with
-            async scheduling, otherwise its end.
-        kv, pool: The blocks that requests hold, and all blocks.
-        totals: The counters.
-        finished: Requests that finished since the caller last emptied this list.
-        on_context_complete: Called with each request whose context has just been computed, before its next
-            token is counted: the first one, or (``first`` is set) the first one after a preemption.
-    """
+    """The scheduler of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.kv = KvManager(engine)
-        self.pool = self.kv.pool
+        self.kv = KvManager(engine)  # the blocks that requests hold
+        self.pool = self.kv.pool  # all blocks
+        # `now`: the time in nanoseconds, the end of the last step. `sees`: the next step sees requests that
+        # arrived up to this time: the start of the last step with async scheduling, otherwise its end.
         self.now = self.sees = 0
         self.totals = Counters()
-        self.finished: list[InFlight] = []
+        self.finished: list[InFlight] = []  # since the caller last emptied this list
+        # Called with each request whose context has just been computed, before its next token is counted: the
+        # first one, or (``first`` is set) the first one after a preemption.
         self.on_context_complete: Callable[[InFlight], None] | None = None
         self._running_list = RunningList(engine.block_size)
         self._queue = WaitingQueue(engine.policy)

@@ -10,11 +10,7 @@ __all__ = ["Engine"]
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine: its pool, its limits and its step time.
-
-    Raises:
-        ValueError: vLLM would reject a setting; the message names it.
-    """
+    """An engine: its pool, limits and step time; raises ValueError for a setting that vLLM would reject."""
 
     num_gpu_blocks: int  # including the null block, which is never used
     block_size: int = 16  # tokens

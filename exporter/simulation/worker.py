@@ -51,7 +51,8 @@ def forecast_engine(
     """
     changes = [*candidates(present.load, present.engine)]
     changes += [parse_candidate(text, present.engine) for text in tried]
-    jobs = jobs or _cores()
+    if not jobs:  # the cores that this process may use; in a container fewer than the machine has
+        jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     simulate = partial(
         forecast,
         present.load,
@@ -70,11 +71,6 @@ def forecast_engine(
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _cores() -> int:
-    """Return the cores that this process may use; in a container fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def to_dict(name: str, present: Present, result: Forecast) -> dict[str, Any]:

@@ -44,11 +44,7 @@ _COLUMNS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def parse_workload(document: Any) -> tuple[Request, ...]:
-    """Read the JSON document of a workload file.
-
-    Raises:
-        WorkloadError: it is invalid; the message names the request and the field.
-    """
+    """Read a workload file's JSON; raises WorkloadError, which names the invalid request and field."""
     requests = document.get("requests") if isinstance(document, Mapping) else None
     if not isinstance(requests, Sequence) or isinstance(requests, str) or not requests:
         raise WorkloadError('expected {"requests": [...]} with at least one request')

@@ -32,24 +32,15 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)",?')
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished request; times in seconds.
+    """A finished request; times in seconds."""
 
-    Attributes:
-        prompt, output: tokens.
-        computed: prompt tokens that were not in the prefix cache.
-        queue: from arrival to the first admission.
-        first: from arrival to the first token.
-        total: from arrival to the end.
-        preemptions: how often it was preempted.
-    """
-
-    prompt: int
-    output: int
-    computed: int
-    queue: float
-    first: float
-    total: float
-    preemptions: int
+    prompt: int  # tokens
+    output: int  # tokens
+    computed: int  # prompt tokens that were not in the prefix cache
+    queue: float  # from arrival to the first admission
+    first: float  # from arrival to the first token
+    total: float  # from arrival to the end
+    preemptions: int  # how often it was preempted
 
 
 class _Histogram:

@@ -21,11 +21,7 @@ class Site:
         self._runner: web.AppRunner | None = None
 
     async def open(self) -> str:
-        """Listen, unless it does already, and return the base URL.
-
-        Raises:
-            OSError: the port cannot be listened on.
-        """
+        """Listen, unless it does already, and return the base URL; raises OSError if it cannot."""
         if self._runner is None:
             self._runner = await self._listen()
         return f"http://{self._host}:{self._port}"

@@ -22,34 +22,24 @@ LORA_INFO: Final = "lora_requests_info"
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One name that a reading has, or had, in vLLM's exposition.
+    """One name that a reading has, or had, in vLLM's exposition."""
 
-    Attributes:
-        reading: our word for the quantity.
-        kind: ``gauge``, ``counter`` (with or without ``_total``), ``created`` (unix seconds at which the
-            counter began) or ``buckets`` (a histogram's cumulative buckets).
-        name: vLLM's name without prefix; of a counter also without ``_total``.
-        since: first release that has the name.
-        until: last release that exposes it by default, empty for the newest.
-        label, value: the label that a series must have with this value to count; empty for any.
-        most: the largest value that makes sense; infinite never does.
-    """
-
-    reading: str
+    reading: str  # our word for the quantity
+    # ``gauge``, ``counter`` (with or without ``_total``), ``created`` (unix seconds at which the counter
+    # began) or ``buckets`` (a histogram's cumulative buckets).
     kind: Kind
-    name: str
-    since: str = "0.5.4"
-    until: str = ""
-    label: str = ""
-    value: str = ""
-    most: float = math.inf
+    name: str  # vLLM's name without prefix; of a counter also without ``_total``
+    since: str = "0.5.4"  # first release that has the name
+    until: str = ""  # last release that exposes it by default, empty for the newest
+    label: str = ""  # the label that a series must have to count; empty for any
+    value: str = ""  # the value of that label
+    most: float = math.inf  # the largest value that makes sense; infinite never does
 
 
 NAMES: Final[tuple[Name, ...]] = (
     # Running and waiting requests at the engine's last step.
     Name("requests_running", "gauge", "num_requests_running"),
     Name("requests_waiting", "gauge", "num_requests_waiting"),
-    Name("requests_waiting_capacity", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "capacity"),
     Name("requests_deferred", "gauge", "num_requests_waiting_by_reason", "0.20", "", "reason", "deferred"),
     Name("kv_usage", "gauge", "kv_cache_usage_perc", "0.9", most=1.0),
     Name("kv_usage", "gauge", "gpu_cache_usage_perc", until="0.10", most=1.0),

@@ -48,9 +48,6 @@ class Prober:
     """Asks a server for its configuration once per start of its engine, in a task of its own.
 
     The poller calls `note_good_poll` after each good poll, which costs nothing, and reads `answers`.
-
-    Attributes:
-        answers: those of this start of the server so far.
     """
 
     def __init__(self, client: MetricsClient, base: str = "/", name: str = "") -> None:
@@ -61,7 +58,7 @@ class Prober:
             base: as `base_of` returns it.
             name: of the target, for the log; empty if it is the only one.
         """
-        self.answers = NO_ANSWERS
+        self.answers = NO_ANSWERS  # those of this start of the server so far
         self._log_suffix = f" target={name}" if name else ""
         self._client = client
         self._base = base

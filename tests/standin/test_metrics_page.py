@@ -76,7 +76,7 @@ def test_what_is_counted_is_read_again():
     (snapshot,) = exposition.engines.values()
     assert exposition.start_time == 1000.0
     wanted = {
-        "requests_running": 3, "requests_waiting": 2, "requests_waiting_capacity": 2, "kv_usage": 0.75,
+        "requests_running": 3, "requests_waiting": 2, "kv_usage": 0.75,
         "preemptions": 7, "prompt_tokens": 100, "prompt_tokens_computed": 68, "generation_tokens": 11,
         "prefix_queries": 100, "prefix_hits": 32, "engine_steps": 10, "step_tokens": 120,
         "first_token_seconds": 0.5, "first_token_count": 1, "inter_token_count": 10,

@@ -59,7 +59,7 @@ def test_all_that_one_body_of_the_exhaustion_run_says():
     snapshot = exposition.engines[EngineKey("tiny-llama", "0")]
     assert exposition.start_time == 1795970636.17
     assert (snapshot.values["requests_running"], snapshot.values["requests_waiting"]) == (6, 25)
-    assert (snapshot.values["requests_waiting_capacity"], snapshot.values["requests_deferred"]) == (25, 0)
+    assert snapshot.values["requests_deferred"] == 0
     assert snapshot.values["kv_usage"] == 153 / 199
     assert snapshot.values["preemptions"] == 267
     assert snapshot.values["requests_finished"] == 475
@@ -210,7 +210,7 @@ def test_counters_of_one_engine_are_added_over_their_other_labels():
 
 
 def test_a_label_picks_the_reading():
-    """Of the reasons to wait two are readings and others are none."""
+    """Of the reasons to wait one is a reading and others are none."""
     exposition = read(
         'vllm:num_requests_waiting_by_reason{reason="capacity"} 5',
         'vllm:num_requests_waiting_by_reason{reason="deferred"} 2',
@@ -218,7 +218,7 @@ def test_a_label_picks_the_reading():
         "vllm:num_requests_waiting 7",
     )
     assert only(exposition).values == {
-        "requests_waiting": 7, "requests_waiting_capacity": 5, "requests_deferred": 2,
+        "requests_waiting": 7, "requests_deferred": 2,
     }  # fmt: skip
 
 

@@ -44,9 +44,5 @@ def data_untrusted(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
         return some(("sources_by_turns", 1.0))
     untrusted = s.history.snapshot.untrusted if s.history.snapshot else {}
     bad = [name for name in (*NEEDED, "requests_deferred") if name in untrusted]
-    return tuple(Evidence(name, None, note=_cannot_be(untrusted[name])) for name in bad) or None
-
-
-def _cannot_be(reason: str) -> str:
-    """The reader's reason without the name of the reading: ``is nan, expected 0 to 1``."""
-    return reason.partition(" ")[2]
+    # The reader's reason without the name of the reading: ``is nan, expected 0 to 1``.
+    return tuple(Evidence(name, None, note=untrusted[name].partition(" ")[2]) for name in bad) or None

@@ -37,11 +37,7 @@ _RANKS: Final = {True: 0, None: 1, False: 2}
 def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: bool = False) -> Advice:
     """Return the fixes of a verdict and its findings: those that suffice alone first, then cheapest first.
 
-    Args:
-        s: the engine's situation.
-        verdict: its verdict.
-        findings: the facts beside it.
-        imbalanced: whether one engine of the model carries far more than its share; no memory cures that.
+    With `imbalanced` one engine of the model carries far more than its share; no memory cures that.
     """
     table = catalogue.load()
     case = Case(s, verdict, tuple(findings))

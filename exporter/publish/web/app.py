@@ -187,11 +187,7 @@ class WebServer:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Listen, and return the base URL of the server.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+        """Return the base URL of the server; raises OSError if it cannot listen on the address."""
         try:
             listener = self._listener = _listen(self._host, self._port)
         except OSError as problem:
@@ -243,11 +239,7 @@ class WebServer:
 
 
 def make_guard(path: str) -> "Guard":
-    """Load the web configuration of a file.
-
-    Raises:
-        ConfigError: it is invalid.
-    """
+    """Load the web configuration of a file; raises ConfigError if it is invalid."""
     from exporter.publish.web import webconfig  # noqa: PLC0415 (most sidecars have none)
 
     return webconfig.Guard(path)
