@@ -29,7 +29,7 @@ _STORM: Final = 0.4
 _AGAIN: Final = 0.25
 # Less work than this share of what could be done is a standstill.
 _STANDSTILL: Final = 0.02
-# A queue that was not there for so many seconds at the end is over.
+# A queue that was not there for this many seconds at the end is over.
 _OVER: Final = 10.0
 # A queue that is there in fewer of the samples comes and goes; without lost work it is no trouble.
 _LASTS: Final = 0.6

@@ -16,7 +16,7 @@ _MASS_SHOWN_SECONDS: Final = 60.0
 # After a mass preemption the counter follows the gauges within this time.
 _MASS_COUNTED_SECONDS: Final = 15.0
 _INFERRED_LEAST: Final = 2.0
-# So many requests have to go back, and at most this share of them may be counted as preempted.
+# At least this number of requests went back, and at most this share of them may be counted as preempted.
 _GIVEN_UP_LEAST: Final = 10.0
 _GIVEN_UP_COUNTED: Final = 0.3
 _OOM_KV: Final = 0.5

@@ -23,7 +23,7 @@ _KEEP: Final = 0.5 ** (1 / 300)
 # Relative noise of an observation, at the least; and how many deviations of the fit are still plausible.
 _NOISE: Final = 0.1
 _DEVIATIONS: Final = 2.0
-# So many prompt tokens per step may double a step's time, where no prompts were seen.
+# This number of prompt tokens per step may double a step's time, where no prompts were seen.
 _LEAST_PROMPT_SCALE: Final = 64.0
 # What takes more than this factor is not learned as usual.
 _UNUSUAL: Final = 2.0

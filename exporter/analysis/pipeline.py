@@ -27,7 +27,7 @@ UNREADABLE: Final = "unreadable_body"
 FORGET_SECONDS: Final = 3600.0
 # The most engines of one target, however its label sets change.
 MAX_REMEMBERED: Final = 256
-# A server whose polls fail is not unreachable before so many of them: a busy one misses some.
+# A server whose polls fail is not unreachable before this number of them: a busy one misses some.
 _PATIENCE_POLLS: Final = 4.5
 
 

@@ -136,7 +136,7 @@ def is_compute_bound(s: Situation) -> bool:
 
 
 def steps_are_full(s: Situation) -> bool:
-    """Whether prompts take the steps: their token budget, or with no answer put out all of their time."""
+    """Whether prompts take the steps: their token budget or, while no token is generated, all their time."""
     budget = s.number("max_num_batched_tokens")
     tokens = s.steps.tokens
     if budget is not None and tokens is not None and tokens >= s.thresholds.budget_share * budget:
@@ -145,11 +145,11 @@ def steps_are_full(s: Situation) -> bool:
 
 
 def _only_prompts(s: Situation) -> bool:
-    """Whether no step puts out a token while KV usage grows."""
+    """Whether no step generates a token while KV usage grows."""
     start = s.history.window_start(s.t - s.thresholds.queue_window)
     usage = s.history.columns["kv_usage"]
-    put_out = s.history.increase("generation_tokens", start)
-    return put_out == 0 and bool(s.running) and usage[-1] > usage[start]
+    generated = s.history.increase("generation_tokens", start)
+    return generated == 0 and bool(s.running) and usage[-1] > usage[start]
 
 
 def _by_elimination(s: Situation) -> str | None:

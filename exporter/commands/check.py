@@ -39,7 +39,7 @@ _STATUS: Final = {Severity.NONE: 0, Severity.INFO: 0, Severity.WARNING: 1, Sever
 _UNKNOWN_VERDICTS: Final = frozenset({"metrics_missing", "data_untrusted", "starting"})
 # Conditions that must last for some time get this share of the time that is watched.
 _SHARE: Final = 0.75
-# So many preemptions, and so many per finished request, look like a storm.
+# This number of preemptions, and this number per finished request, look like a storm.
 _STORM_LEAST: Final = 5
 _STORM_RATIO: Final = 0.3
 

@@ -182,7 +182,7 @@ class Scheduler:
         self.totals.add_step(took, self.pool.size - self.pool.free, sequences, len(self._queue))
         self.sees = self.now if self.engine.async_scheduling else self.now + took
         self.now += took
-        self._put_out(tokens, decoding)
+        self._emit(tokens, decoding)
         return True
 
     def _glide(self, limit: int | None) -> None:
@@ -337,7 +337,7 @@ class Scheduler:
 
     # The end of a step.
 
-    def _put_out(self, tokens: int, decoding: int) -> None:
+    def _emit(self, tokens: int, decoding: int) -> None:
         """Generate this step's tokens: one for each request whose whole context is computed."""
         for live in self._computed:
             if self.on_context_complete is not None:

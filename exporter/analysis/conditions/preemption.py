@@ -17,7 +17,7 @@ _DOUBLED: Final = 2.0
 _LESS_TO_STAY: Final = 0.75
 # Calm times with this share of the present requests tell what is usual.
 _AS_MANY: Final = 0.7
-# At most so many in the long window come one by one.
+# At most this number in the long window comes one by one.
 _ONE_BY_ONE: Final = 6
 # Not the signal of nearly that name, which is the rate of a minute.
 _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
@@ -45,7 +45,7 @@ def thrash_is_critical(s: Situation, critical: bool) -> bool:
 
 
 def _latency_grew(s: Situation, factor: float) -> bool:
-    """Whether answers come, or tokens follow each other, so many times slower than in calm times."""
+    """Whether answers come, or tokens follow each other, slower than in calm times by this factor."""
     now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds()
     if now is not None and usual is not None and now >= factor * usual:
         return True

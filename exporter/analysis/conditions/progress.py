@@ -44,10 +44,10 @@ def evicts_itself(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     start = s.history.window_start(s.t - _EVICTING_SECONDS)
     if s.history.span(start) < _EVICTING_SECONDS or not _progress_is_known(s):
         return None
-    put_out, finished = (
+    generated, finished = (
         s.history.increase(name, start) for name in ("generation_tokens", "requests_finished")
     )
-    if put_out != 0 or finished or not s.busy:
+    if generated != 0 or finished or not s.busy:
         return None
     falls = _falls_from_full(s.history.columns["kv_usage"][start:], s.thresholds.kv_full)
     if falls < (1 if current else _LEAST_FALLS):

@@ -23,7 +23,7 @@ __all__ = [
 
 # A queue is judged by its cause only while the engine works; a stand-still has verdicts of its own.
 _QUEUE_IDLE_SECONDS: Final = 6.0
-# Nothing finishes when no request has for this long, or for so many times the longest that any took.
+# Nothing finishes when no request has for this long, or for this multiple of the longest time that any took.
 _UNFINISHED_SECONDS: Final = 600.0
 _TIMES_LONGEST: Final = 3.0
 
