@@ -92,7 +92,7 @@ class Server:
         self.requests: list[Request] = []
         self.connections = 0
         self.open_connections: dict[asyncio.StreamWriter, asyncio.StreamReader] = {}
-        self._replies = list(replies)
+        self.replies = list(replies)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,8 +129,11 @@ class Server:
     # In the test's own loop.
 
     @asynccontextmanager
-    async def run(self, host: str = "127.0.0.1", path: str | None = None) -> AsyncIterator[Self]:
+    async def run(
+        self, host: str = "127.0.0.1", path: str | None = None, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[Self]:
         """Listen on a host's port, or on a unix socket, while the block runs."""
+        self.tls = tls or self.tls
         await self._listen(host, path)
         try:
             yield self
@@ -172,8 +175,8 @@ class Server:
             self._tasks.discard(task)
 
     def _next(self, request: Request) -> Mode:
-        if self._replies:
-            return self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
+        if self.replies:
+            return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         return self.mode if request.path.startswith("/metrics") else NOT_FOUND
 
     async def _answer(self, mode: Mode, writer: asyncio.StreamWriter) -> None:

@@ -10,24 +10,23 @@ import zlib
 
 import pytest
 from aiohttp import web
-from support.raw_server import (
+from support.http_client import (
     BODY,
     CHUNKED,
     MIB,
     OK,
-    Server,
     answer,
     assert_error,
     client_for,
-    endless,
     fetch,
     in_pieces,
     redirect,
-    silence,
+    replying,
     then_close,
     then_reset,
     until,
 )
+from support.servers import endless, silent
 
 from exporter.config import PollConfig, TargetConfig
 from exporter.net.errors import REASONS
@@ -38,7 +37,7 @@ from exporter.vllm.client import MetricsClient
 
 def test_plain_body_arrives_whole_with_its_type():
     """A plain 200 gives the body, its content type and the time it took."""
-    got = fetch(Server(answer(Content_Type="text/plain; version=1.0.0; charset=utf-8")))
+    got = fetch(replying(answer(Content_Type="text/plain; version=1.0.0; charset=utf-8")))
     assert (got.body, got.error, got.detail) == (BODY, None, "")
     assert got.content_type == "text/plain; version=1.0.0; charset=utf-8"
     assert 0 < got.seconds < 2
@@ -47,22 +46,22 @@ def test_plain_body_arrives_whole_with_its_type():
 def test_chunked_body_arrives_whole():
     """A chunked body is put together again."""
     parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:7], BODY[7:]))
-    assert fetch(Server(CHUNKED + parts + b"0\r\n\r\n")).body == BODY
+    assert fetch(replying(CHUNKED + parts + b"0\r\n\r\n")).body == BODY
 
 
 def test_body_without_length_ends_with_the_connection():
     """A server of HTTP/1.0 marks the end by closing."""
-    assert fetch(Server(then_close(b"HTTP/1.0 200 OK\r\n\r\n" + BODY))).body == BODY
+    assert fetch(replying(then_close(b"HTTP/1.0 200 OK\r\n\r\n" + BODY))).body == BODY
 
 
 def test_empty_body_is_an_answer():
     """A body of no bytes is a body: the reader of metrics judges it."""
-    assert fetch(Server(answer(b""))).body == b""
+    assert fetch(replying(answer(b""))).body == b""
 
 
 def test_request_asks_for_classic_text_uncompressed():
     """The classic text is preferred, OpenMetrics accepted; no compression, no cookie."""
-    server = Server(answer(Set_Cookie="a=b"))
+    server = replying(answer(Set_Cookie="a=b"))
     fetch(server, times=2)
     head = server.heads[1]
     assert head.startswith("GET /metrics HTTP/1.1\r\n")
@@ -100,22 +99,22 @@ def test_aiohttp_server_is_understood():
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", " GZIP "])
 def test_gzip_body_is_decoded(encoding):
     """Gzip is decoded although it was not asked for."""
-    assert fetch(Server(answer(gzip.compress(BODY), Content_Encoding=encoding))).body == BODY
+    assert fetch(replying(answer(gzip.compress(BODY), Content_Encoding=encoding))).body == BODY
 
 
 def test_deflate_body_is_decoded():
     """Deflate, that is zlib's form, is decoded too."""
-    assert fetch(Server(answer(zlib.compress(BODY), Content_Encoding="deflate"))).body == BODY
+    assert fetch(replying(answer(zlib.compress(BODY), Content_Encoding="deflate"))).body == BODY
 
 
 def test_identity_is_no_encoding():
     """A body that is said to be encoded as it is, is taken as it is."""
-    assert fetch(Server(answer(Content_Encoding="identity"))).body == BODY
+    assert fetch(replying(answer(Content_Encoding="identity"))).body == BODY
 
 
 def test_gzip_body_of_exactly_the_limit_is_accepted():
     """The limit itself is still allowed."""
-    server = Server(answer(gzip.compress(b"x" * 5000), Content_Encoding="gzip"))
+    server = replying(answer(gzip.compress(b"x" * 5000), Content_Encoding="gzip"))
     assert fetch(server, limit=5000).body == b"x" * 5000
 
 
@@ -124,7 +123,7 @@ def test_gzip_body_of_exactly_the_limit_is_accepted():
 
 def test_gzip_bomb_is_refused_within_bounded_memory():
     """A few kilobytes that unfold to 32 MiB are refused without unfolding them."""
-    server = Server(answer(gzip.compress(bytes(32 * MIB)), Content_Encoding="gzip"))
+    server = replying(answer(gzip.compress(bytes(32 * MIB)), Content_Encoding="gzip"))
     tracemalloc.start()
     try:
         got = fetch(server, limit=MIB)
@@ -137,18 +136,18 @@ def test_gzip_bomb_is_refused_within_bounded_memory():
 
 def test_announced_large_body_is_refused_unread():
     """A Content-Length of 9 MiB is enough to know."""
-    assert_error(fetch(Server(in_pieces(OK + b"Content-Length: 9437184\r\n\r\n"))), "body_too_large")
+    assert_error(fetch(replying(in_pieces(OK + b"Content-Length: 9437184\r\n\r\n"))), "body_too_large")
 
 
 def test_large_body_is_refused():
     """A body of 9 MiB, sent whole, is refused."""
-    assert_error(fetch(Server(answer(bytes(9 * MIB)))), "body_too_large")
+    assert_error(fetch(replying(answer(bytes(9 * MIB)))), "body_too_large")
 
 
 def test_body_of_exactly_the_limit_is_accepted():
     """The limit itself is still allowed."""
-    assert fetch(Server(answer(b"x" * 5000)), limit=5000).body == b"x" * 5000
-    assert_error(fetch(Server(answer(b"x" * 5001)), limit=5000), "body_too_large")
+    assert fetch(replying(answer(b"x" * 5000)), limit=5000).body == b"x" * 5000
+    assert_error(fetch(replying(answer(b"x" * 5001)), limit=5000), "body_too_large")
 
 
 @pytest.mark.parametrize(
@@ -158,19 +157,19 @@ def test_body_of_exactly_the_limit_is_accepted():
 )
 def test_endless_body_is_refused(reply):
     """A body without end is refused at the limit."""
-    assert_error(fetch(Server(reply), limit=MIB), "body_too_large")
+    assert_error(fetch(replying(reply), limit=MIB), "body_too_large")
 
 
 def test_next_fetch_works_after_a_refused_body():
     """The connection of a refused body is given up, not read from again."""
-    server = Server(answer(bytes(9 * MIB)), answer())
+    server = replying(answer(bytes(9 * MIB)), answer())
     assert fetch(server, times=2).body == BODY
     assert server.connections == 2
 
 
 def test_slow_body_runs_into_the_timeout():
     """A byte now and then does not keep the poll alive: the limit is on the whole."""
-    got = fetch(Server(endless(OK + b"Content-Length: 1000\r\n\r\n", b"x", pause=0.1)), timeout=0.3)
+    got = fetch(replying(endless(OK + b"Content-Length: 1000\r\n\r\n", b"x", pause=0.1)), timeout=0.3)
     assert_error(got, "timeout")
     assert "0.3 s" in got.detail
     assert 0.25 < got.seconds < 1
@@ -178,7 +177,7 @@ def test_slow_body_runs_into_the_timeout():
 
 def test_silent_server_runs_into_the_timeout():
     """A server that accepts and never answers is given up."""
-    assert_error(fetch(Server(silence), timeout=0.1), "timeout")
+    assert_error(fetch(replying(silent), timeout=0.1), "timeout")
 
 
 def test_server_that_never_accepts_runs_into_the_timeout():
@@ -204,11 +203,11 @@ def test_server_that_never_accepts_runs_into_the_timeout():
 def test_redirects_share_one_timeout():
     """Slow redirects do not add up to more than the time-out."""
 
-    async def slow(writer):
+    async def slow(_server, writer):
         await asyncio.sleep(0.15)
         writer.write(redirect("/metrics"))
 
-    got = fetch(Server(slow), timeout=0.3)
+    got = fetch(replying(slow), timeout=0.3)
     assert_error(got, "timeout")
     assert got.seconds < 0.6
 
@@ -236,7 +235,7 @@ def test_redirects_share_one_timeout():
 )  # fmt: skip
 def test_damaged_body_is_a_bad_encoding(reply):
     """A body that cannot be put together or decoded is named as such."""
-    assert_error(fetch(Server(reply), timeout=0.3), "bad_encoding")
+    assert_error(fetch(replying(reply), timeout=0.3), "bad_encoding")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_damaged_body_is_a_bad_encoding(reply):
 )
 def test_what_is_not_http_is_a_protocol_error(reply):
     """An answer that is not HTTP is named as such."""
-    assert_error(fetch(Server(in_pieces(reply)), timeout=0.5), "protocol")
+    assert_error(fetch(replying(in_pieces(reply)), timeout=0.5), "protocol")
 
 
 def test_random_bytes_never_raise():
@@ -262,7 +261,7 @@ def test_random_bytes_never_raise():
     replies = [then_close(start + rng.randbytes(300)) for start in (b"", OK, OK + b"\r\n", CHUNKED) * 15]
 
     async def main():
-        async with Server(*replies).run() as server, client_for(server.url(), timeout=0.5) as client:
+        async with replying(*replies).run() as server, client_for(server.url, timeout=0.5) as client:
             return [await client.fetch() for _ in range(60)]
 
     for got in asyncio.run(main()):
@@ -304,12 +303,12 @@ def test_nothing_listening_is_connection_refused():
 )
 def test_lost_connection_is_a_connection_reset(reply):
     """A connection lost before the answer was whole is named as such."""
-    assert_error(fetch(Server(reply)), "connection_reset")
+    assert_error(fetch(replying(reply)), "connection_reset")
 
 
 def test_two_fetches_use_one_connection():
     """The connection is kept alive."""
-    server = Server(answer())
+    server = replying(answer())
     assert fetch(server, times=5).body == BODY
     assert (server.connections, len(server.heads)) == (1, 5)
 
@@ -318,7 +317,7 @@ def test_concurrent_requests_share_the_one_connection():
     """Requests at the same time queue for the connection instead of opening another one."""
 
     async def main():
-        async with Server(answer(b"{}")).run() as server, client_for(server.url()) as client:
+        async with replying(answer(b"{}")).run() as server, client_for(server.url) as client:
             await asyncio.gather(client.fetch(), client.get_json("/version"), client.fetch())
             return server.connections
 
@@ -329,9 +328,9 @@ def test_connection_closed_while_idle_is_no_error():
     """A server may close the kept connection between two polls."""
 
     async def main():
-        async with Server(then_close(answer())).run() as server, client_for(server.url()) as client:
+        async with replying(then_close(answer())).run() as server, client_for(server.url) as client:
             first = await client.fetch()
-            await until(lambda: server.open == 0)
+            await until(lambda: not server.open_connections)
             second = await client.fetch()
             return first.body, second.body, server.connections
 
@@ -341,7 +340,7 @@ def test_connection_closed_while_idle_is_no_error():
 @pytest.mark.parametrize("end", [then_close(b""), then_reset(b"")], ids=["closed", "reset"])
 def test_connection_that_dies_under_the_request_is_replaced(end):
     """A kept connection that is dead by the time the request arrives costs a second try, not an error."""
-    server = Server(answer(), end, answer())
+    server = replying(answer(), end, answer())
     got = fetch(server, times=2)
     assert (got.body, got.error) == (BODY, None)
     assert (server.connections, len(server.heads)) == (2, 3)
@@ -349,7 +348,7 @@ def test_connection_that_dies_under_the_request_is_replaced(end):
 
 def test_second_death_is_an_error():
     """There is one more try, not many."""
-    server = Server(answer(), then_close(b""))
+    server = replying(answer(), then_close(b""))
     assert_error(fetch(server, times=2), "connection_reset")
     assert len(server.heads) == 3
 
@@ -358,13 +357,13 @@ def test_close_closes_the_connection():
     """After close() the server sees the end, and a fetch is an error, not an exception."""
 
     async def main():
-        async with Server(answer()).run() as server:
-            client = MetricsClient(TargetConfig(url=server.url()), PollConfig())
+        async with replying(answer()).run() as server:
+            client = MetricsClient(TargetConfig(url=server.url), PollConfig())
             await client.fetch()
-            assert server.open == 1
+            assert len(server.open_connections) == 1
             await client.close()
             await client.close()
-            await until(lambda: server.open == 0)
+            await until(lambda: not server.open_connections)
             return await client.fetch()
 
     assert_error(asyncio.run(main()), "unreachable")
@@ -374,7 +373,7 @@ def test_close_ends_a_fetch_under_way():
     """Closing while a fetch waits gives that fetch an error, soon."""
 
     async def main():
-        async with Server(silence).run() as server, client_for(server.url(), timeout=5) as client:
+        async with replying(silent).run() as server, client_for(server.url, timeout=5) as client:
             task = asyncio.create_task(client.fetch())
             await until(lambda: server.heads)
             await client.close()
@@ -384,13 +383,13 @@ def test_close_ends_a_fetch_under_way():
 
 
 @pytest.mark.parametrize(
-    "reply", [silence, in_pieces(CHUNKED, b"zz\r\n", pause=0.05)], ids=["silent", "garbage"]
+    "reply", [silent, in_pieces(CHUNKED, b"zz\r\n", pause=0.05)], ids=["silent", "garbage"]
 )
 def test_cancellation_is_passed_on(reply):
     """Only a cancellation comes out of fetch() as an exception."""
 
     async def main():
-        async with Server(reply).run() as server, client_for(server.url(), timeout=5) as client:
+        async with replying(reply).run() as server, client_for(server.url, timeout=5) as client:
             task = asyncio.create_task(client.fetch())
             await until(lambda: server.heads)
             await asyncio.sleep(0.1)
@@ -408,7 +407,7 @@ def test_unix_socket_is_asked_instead_of_the_host():
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/vllm.sock"
             async with (
-                Server(answer()).run(path=path) as server,
+                replying(answer()).run(path=path) as server,
                 client_for("http://vllm.example/metrics", unix_socket=path) as client,
             ):
                 return await client.fetch(), server.heads[0]
@@ -431,7 +430,7 @@ def test_missing_unix_socket_is_unreachable(tmp_path):
 
 
 def test_https_over_a_unix_socket_is_refused(tmp_path):
-    """Encryption that was asked for is not dropped in silence."""
+    """Encryption that was asked for is not dropped in silent."""
 
     async def main():
         async with client_for("https://vllm/metrics", unix_socket=str(tmp_path / "none")) as client:
@@ -453,7 +452,7 @@ def has_ipv6():
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback (::1)")
 def test_ipv6_address_is_reached():
     """A bracketed IPv6 address works."""
-    assert fetch(Server(answer()), host="[::1]").body == BODY
+    assert fetch(replying(answer()), host="[::1]").body == BODY
 
 
 def test_unknown_name_is_a_dns_error(monkeypatch):
@@ -486,12 +485,12 @@ def test_proxies_of_the_environment_are_ignored(monkeypatch):
     """A proxy that the environment names never hears of the poll."""
 
     async def main():
-        async with Server(answer(b"from the proxy")).run() as proxy, Server(answer()).run() as server:
+        async with replying(answer(b"from the proxy")).run() as proxy, replying(answer()).run() as server:
             for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
                 monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
             monkeypatch.delenv("no_proxy", raising=False)
             monkeypatch.delenv("NO_PROXY", raising=False)
-            async with client_for(server.url()) as client:
+            async with client_for(server.url) as client:
                 return (await client.fetch()).body, proxy.connections
 
     assert asyncio.run(main()) == (BODY, 0)

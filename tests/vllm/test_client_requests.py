@@ -5,22 +5,22 @@ import os
 from pathlib import Path
 
 import pytest
-from support.raw_server import (
+from support.http_client import (
     BODY,
     CHUNKED,
     OK,
     SECRET,
-    Server,
     answer,
     assert_error,
     client_for,
     fetch,
     in_pieces,
     redirect,
-    silence,
+    replying,
     then_close,
     then_reset,
 )
+from support.servers import silent
 
 from exporter.config import Secret
 
@@ -30,10 +30,10 @@ from exporter.config import Secret
 @pytest.mark.parametrize("status", [204, 206, 304, 400, 401, 403, 404, 429, 500, 503, 599])
 def test_status_is_the_error(status):
     """Any status but 200 is an error with its number, and the next fetch works."""
-    server = Server(answer(b"" if status in {204, 304} else b"no", f"{status} Whatever"), answer())
+    server = replying(answer(b"" if status in {204, 304} else b"no", f"{status} Whatever"), answer())
 
     async def main():
-        async with server.run(), client_for(server.url()) as client:
+        async with server.run(), client_for(server.url) as client:
             return await client.fetch(), await client.fetch()
 
     got, after = asyncio.run(main())
@@ -48,10 +48,10 @@ def test_redirect_within_the_origin_is_followed(status, location):
     """A relative or absolute redirect to the same scheme, host and port is followed, with the token."""
 
     async def main():
-        server = Server(b"", answer())
+        server = replying(b"", answer())
         async with (
             server.run(),
-            client_for(server.url(), bearer_token=Secret(SECRET)) as client,
+            client_for(server.url, bearer_token=Secret(SECRET)) as client,
         ):
             origin = f"127.0.0.1:{server.port}/metrics/"
             where = {"absolute": f"http://{origin}", "//authority": f"//{origin}"}.get(location, location)
@@ -67,14 +67,14 @@ def test_redirect_within_the_origin_is_followed(status, location):
 
 def test_redirect_loop_is_an_error():
     """Three redirects are followed, a fourth is not."""
-    server = Server(redirect("/metrics"))
+    server = replying(redirect("/metrics"))
     assert_error(fetch(server), "redirect")
     assert len(server.heads) == 4
 
 
 def test_three_redirects_are_followed():
     """Three redirects are still in order."""
-    assert fetch(Server(redirect("/a"), redirect("/b"), redirect("/c"), answer())).body == BODY
+    assert fetch(replying(redirect("/a"), redirect("/b"), redirect("/c"), answer())).body == BODY
 
 
 def test_redirect_to_another_port_is_refused_and_learns_nothing(tmp_path):
@@ -82,10 +82,10 @@ def test_redirect_to_another_port_is_refused_and_learns_nothing(tmp_path):
 
     async def main():
         async with (
-            Server(answer()).run() as other,
-            Server(redirect(other.url())).run() as server,
+            replying(answer()).run() as other,
+            replying(redirect(other.url)).run() as server,
             client_for(
-                server.url(), bearer_token=Secret(SECRET), headers={"X-Api-Key": Secret(SECRET)}
+                server.url, bearer_token=Secret(SECRET), headers={"X-Api-Key": Secret(SECRET)}
             ) as client,
         ):
             return await client.fetch(), other
@@ -106,7 +106,7 @@ def test_redirect_to_another_port_is_refused_and_learns_nothing(tmp_path):
 )  # fmt: skip
 def test_redirect_out_of_the_origin_is_refused(location):
     """Another scheme, host or port, or no web address at all, is not followed."""
-    got = fetch(Server(redirect(location)))
+    got = fetch(replying(redirect(location)))
     assert_error(got, "redirect")
     assert SECRET not in repr(got)
 
@@ -115,8 +115,8 @@ def test_redirect_cannot_smuggle_credentials():
     """A user and password that the server puts into a redirect are not used."""
 
     async def main():
-        server = Server(b"", answer())
-        async with server.run(), client_for(server.url()) as client:
+        server = replying(b"", answer())
+        async with server.run(), client_for(server.url) as client:
             server.replies[0] = redirect(f"http://me:other@127.0.0.1:{server.port}/next")
             await client.fetch()
             return server.heads[1]
@@ -128,7 +128,7 @@ def test_redirect_cannot_smuggle_credentials():
 
 def test_redirect_without_location_is_its_status():
     """A redirect to nowhere is an answer of that status."""
-    assert_error(fetch(Server(answer(b"", "301 Moved"))), "http_301")
+    assert_error(fetch(replying(answer(b"", "301 Moved"))), "http_301")
 
 
 # Credentials
@@ -143,7 +143,7 @@ def authorization(head):
 
 def test_bearer_token_and_headers_are_sent():
     """The operator's token and headers go with each request."""
-    server = Server(answer())
+    server = replying(answer())
     fetch(server, bearer_token=Secret("tok"), headers={"X-Api-Key": Secret("key"), "accept": Secret("x/y")})
     head = server.heads[0]
     assert authorization(head) == ["Bearer tok"]
@@ -154,7 +154,7 @@ def test_bearer_token_and_headers_are_sent():
 
 def test_bearer_token_wins_over_an_authorization_header():
     """Two Authorization headers are never sent."""
-    server = Server(answer())
+    server = replying(answer())
     fetch(server, bearer_token=Secret("tok"), headers={"authorization": Secret("other")})
     assert authorization(server.heads[0]) == ["Bearer tok"]
 
@@ -163,7 +163,7 @@ def test_credentials_in_the_url_become_basic_authorization():
     """A user and password in the URL are sent as such, and leave the URL."""
 
     async def main():
-        async with Server(answer()).run() as server:
+        async with replying(answer()).run() as server:
             async with client_for(f"http://me:p%40ss@127.0.0.1:{server.port}/metrics") as client:
                 assert (await client.fetch()).body == BODY
             return server.heads[0]
@@ -181,8 +181,8 @@ def test_token_file_is_read_again_after_a_change(tmp_path):
 
     async def main():
         async with (
-            Server(answer()).run() as server,
-            client_for(server.url(), bearer_token_file=str(file)) as client,
+            replying(answer()).run() as server,
+            client_for(server.url, bearer_token_file=str(file)) as client,
         ):
             await client.fetch()
             await client.fetch()
@@ -202,13 +202,13 @@ def test_token_file_is_read_once_while_unchanged(tmp_path, monkeypatch):
     opened = []
     original = Path.open
     monkeypatch.setattr(Path, "open", lambda self, *args: opened.append(self) or original(self, *args))
-    fetch(Server(answer()), times=3, bearer_token_file=str(file))
+    fetch(replying(answer()), times=3, bearer_token_file=str(file))
     assert opened == [file]
 
 
 def test_a_redirect_that_repeats_the_token_is_not_told():
     """A host's name may hold what the server was sent."""
-    got = fetch(Server(redirect(f"http://{SECRET.lower()}.evil.example/")), bearer_token=Secret(SECRET))
+    got = fetch(replying(redirect(f"http://{SECRET.lower()}.evil.example/")), bearer_token=Secret(SECRET))
     assert_error(got, "redirect")
     assert SECRET.lower() not in got.detail.lower()
 
@@ -217,7 +217,7 @@ def test_a_token_file_that_is_a_pipe_holds_nothing_up(tmp_path):
     """Nobody writes into it, as on a mount that hangs."""
     file = tmp_path / "token"
     os.mkfifo(file)
-    got = fetch(Server(answer()), bearer_token_file=str(file))
+    got = fetch(replying(answer()), bearer_token_file=str(file))
     assert_error(got, "unreachable")
     assert got.detail == "the bearer token file is not a regular file"
 
@@ -228,8 +228,8 @@ def test_missing_token_file_is_an_error_until_it_is_there(tmp_path):
 
     async def main():
         async with (
-            Server(answer()).run() as server,
-            client_for(server.url(), bearer_token_file=str(file)) as client,
+            replying(answer()).run() as server,
+            client_for(server.url, bearer_token_file=str(file)) as client,
         ):
             before = await client.fetch()
             asked = len(server.heads)
@@ -252,7 +252,7 @@ def test_unusable_token_is_an_error(tmp_path, content):
     """What no header can carry is not sent."""
     file = tmp_path / "token"
     file.write_bytes(content)
-    server = Server(answer())
+    server = replying(answer())
     assert_error(fetch(server, bearer_token_file=str(file)), "protocol")
     assert server.heads == []
 
@@ -264,7 +264,7 @@ def test_unusable_token_is_an_error(tmp_path, content):
 )
 def test_secret_that_no_header_can_carry_is_an_error_that_does_not_quote_it(bad):
     """A line break within a secret neither raises nor shows the secret."""
-    server = Server(answer())
+    server = replying(answer())
     got = fetch(server, **bad)
     assert_error(got, "protocol")
     assert SECRET not in repr(got)
@@ -284,7 +284,7 @@ def test_secret_that_no_header_can_carry_is_an_error_that_does_not_quote_it(bad)
         then_close(OK + b"Content-Length: 1000\r\n\r\n" + SECRET.encode()),
         then_reset(b""),
         in_pieces(CHUNKED + SECRET.encode() + b"\r\n"),
-        silence,
+        silent,
     ],
 )
 def test_no_secret_appears_in_an_error(reply, caplog):
@@ -292,7 +292,7 @@ def test_no_secret_appears_in_an_error(reply, caplog):
 
     async def main():
         async with (
-            Server(reply).run() as server,
+            replying(reply).run() as server,
             client_for(
                 f"http://me:{SECRET}@127.0.0.1:{server.port}/metrics",
                 timeout=0.2,
@@ -315,7 +315,7 @@ def get_json(server, path, **options):
     """Runs a server and a client and asks for one JSON endpoint."""
 
     async def main():
-        async with server.run(), client_for(server.url(), **options) as client:
+        async with server.run(), client_for(server.url, **options) as client:
             return await client.get_json(path)
 
     return asyncio.run(main())
@@ -323,7 +323,7 @@ def get_json(server, path, **options):
 
 def test_json_of_the_same_origin_is_parsed():
     """Other endpoints are asked with the same credentials, and for JSON."""
-    server = Server(answer(b'{"version": "0.26.0"}'))
+    server = replying(answer(b'{"version": "0.26.0"}'))
     got = get_json(server, "/server_info?config_format=json", bearer_token=Secret("tok"))
     assert (got.value, got.error) == ({"version": "0.26.0"}, None)
     assert server.heads[0].startswith("GET /server_info?config_format=json HTTP/1.1\r\n")
@@ -336,7 +336,7 @@ def test_relative_path_stays_under_the_prefix():
 
     async def main():
         async with (
-            Server(answer(b"null")).run() as server,
+            replying(answer(b"null")).run() as server,
             client_for(f"http://127.0.0.1:{server.port}/model-a/metrics") as client,
         ):
             return await client.get_json("version"), server.heads[0]
@@ -353,18 +353,18 @@ def test_relative_path_stays_under_the_prefix():
 )
 def test_what_is_not_json_is_a_protocol_error(body):
     """A body that is not JSON, or only an attack in its form, is named as such."""
-    got = get_json(Server(answer(body)), "/version")
+    got = get_json(replying(answer(body)), "/version")
     assert (got.value, got.error) == (None, "protocol")
 
 
 def test_errors_of_json_endpoints_are_those_of_fetch():
     """An endpoint that is not there is its status."""
-    assert get_json(Server(answer(b"", "404 Not Found")), "/version").error == "http_404"
+    assert get_json(replying(answer(b"", "404 Not Found")), "/version").error == "http_404"
 
 
 @pytest.mark.parametrize("path", ["http://127.0.0.1:1/x", "//127.0.0.1:1/x", "file:///etc/passwd"])
 def test_path_out_of_the_origin_is_refused(path):
     """A path cannot lead to another server."""
-    server = Server(answer(b"{}"))
+    server = replying(answer(b"{}"))
     assert get_json(server, path).error == "redirect"
     assert server.connections == 0

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from support.raw_server import (
+from support.http_client import (
     BODY,
     Pki,
-    Server,
     answer,
     assert_error,
     client_for,
     https,
-    silence,
+    replying,
 )
+from support.servers import silent
 
 from exporter.config import PollConfig, TargetConfig, TlsConfig
 from exporter.net.tls import _CONTEXTS, context
@@ -139,8 +139,8 @@ def test_tls_handshake_that_never_ends_runs_into_the_timeout():
 
     async def main():
         async with (
-            Server(silence).run() as server,
-            client_for(server.url(scheme="https"), timeout=0.2) as client,
+            replying(silent).run() as server,
+            client_for(server.url.replace("http:", "https:"), timeout=0.2) as client,
         ):
             return await client.fetch()
 
@@ -153,10 +153,10 @@ def test_renewed_authority_is_read_without_a_restart(pki, tmp_path):
     trustme.CA().cert_pem.write_to_path(str(file))
 
     async def main():
-        server = Server(answer())
+        server = replying(answer())
         async with (
             server.run(tls=pki.server_context("127.0.0.1")),
-            client_for(server.url(scheme="https"), tls=TlsConfig(ca_file=str(file))) as client,
+            client_for(server.url, tls=TlsConfig(ca_file=str(file))) as client,
         ):
             before = await client.fetch()
             pki.ca.cert_pem.write_to_path(str(file))
@@ -218,10 +218,10 @@ def test_close_does_not_wait_for_a_silent_tls_server(pki):
     """A server that does not take part in closing TLS holds up nobody."""
 
     async def main():
-        server = Server(answer(), silence)
+        server = replying(answer(), silent)
         async with server.run(tls=pki.server_context("127.0.0.1")):
             client = MetricsClient(
-                TargetConfig(url=server.url(scheme="https"), tls=TlsConfig(ca_file=pki.ca_file)),
+                TargetConfig(url=server.url, tls=TlsConfig(ca_file=pki.ca_file)),
                 PollConfig(timeout=0.2),
             )
             await client.fetch()

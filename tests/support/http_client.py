@@ -1,17 +1,16 @@
-"""A server that answers with bytes that a test chooses, and a client of it."""
+"""A client of a server that answers with bytes that a test chooses."""
 
 import asyncio
-import socket
 import ssl
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trustme
 
 from exporter.config import PollConfig, TargetConfig
 from exporter.vllm.client import Answer, MetricsClient
+from support.servers import Mode, Server, reset, send
 
 BODY = b'vllm:num_requests_running{engine="0",model_name="demo-7b"} 3.0\n' * 20
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -19,59 +18,10 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 MIB = 1024 * 1024
 SECRET = "hunter2-is-not-shown"
 
-Reply = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
-
-class Server:
-    """A raw server: it stores each request's head and answers with the bytes that the test chooses."""
-
-    def __init__(self, *replies: bytes | Reply) -> None:
-        """Store the responses in order of the requests; the last one serves all later requests."""
-        self.replies = list(replies)
-        self.heads: list[str] = []
-        self.connections = 0
-        self.open = 0
-        self.port = 0
-        self._tasks: set[asyncio.Task] = set()
-
-    async def serve(self, reader, writer):
-        """Serve one connection until either side closes it."""
-        self._tasks.add(asyncio.current_task())
-        self.connections += 1
-        self.open += 1
-        # Cancelled only at the end of the test, when nobody waits for it.
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while not writer.is_closing():
-                self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-                reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-                if callable(reply):
-                    await reply(writer)
-                else:
-                    writer.write(reply)
-                    await writer.drain()
-        self.open -= 1
-        writer.transport.abort()
-
-    @asynccontextmanager
-    async def run(self, host="127.0.0.1", path=None, tls=None):
-        """Listen on a free port of ``host``, or on a unix socket, while the block runs."""
-        if path is not None:
-            server = await asyncio.start_unix_server(self.serve, path)
-        else:
-            server = await asyncio.start_server(self.serve, host, 0, ssl=tls)
-            self.port = server.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks)
-            await server.wait_closed()
-
-    def url(self, host="127.0.0.1", scheme="http"):
-        """Return the URL of the metrics."""
-        return f"{scheme}://{host}:{self.port}/metrics"
+def replying(*replies: Mode) -> Server:
+    """Make a server that answers in this order; the last answer serves all later requests."""
+    return Server(replies=replies)
 
 
 def answer(body=BODY, status="200 OK", **headers):
@@ -89,9 +39,8 @@ def redirect(location, status="301 Moved Permanently"):
 def then_close(data):
     """Reply with some bytes and close the connection properly."""
 
-    async def reply(writer):
-        writer.write(data)
-        await writer.drain()
+    async def reply(_server, writer):
+        await send(writer, data)
         writer.close()
 
     return reply
@@ -100,13 +49,10 @@ def then_close(data):
 def then_reset(data):
     """Reply with some bytes, let them arrive, and reset the connection."""
 
-    async def reply(writer):
-        writer.write(data)
-        await writer.drain()
+    async def reply(server, writer):
+        await send(writer, data)
         await asyncio.sleep(0.02)
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
+        await reset(server, writer)
 
     return reply
 
@@ -114,31 +60,12 @@ def then_reset(data):
 def in_pieces(*pieces, pause=0.02):
     """Reply with one piece after another, each in its own packet."""
 
-    async def reply(writer):
+    async def reply(_server, writer):
         for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
+            await send(writer, piece)
             await asyncio.sleep(pause)
 
     return reply
-
-
-def endless(head, piece, pause=0.0):
-    """Reply without end."""
-
-    async def reply(writer):
-        writer.write(head)
-        while True:
-            writer.write(piece)
-            await writer.drain()
-            await asyncio.sleep(pause)
-
-    return reply
-
-
-async def silence(writer):
-    """Never reply."""
-    await asyncio.Event().wait()
 
 
 async def until(condition):
@@ -159,12 +86,12 @@ async def client_for(url, *, limit=8 * MIB, **options) -> AsyncIterator[MetricsC
         await client.close()
 
 
-def fetch(server, *, times=1, host="127.0.0.1", scheme="http", tls=None, **options) -> Answer:
+def fetch(server, *, times=1, host="127.0.0.1", tls=None, **options) -> Answer:
     """Run a server and a client, fetch several times, and return the last response."""
 
     async def main():
         async with server.run(host.strip("[]"), tls=tls):
-            async with client_for(server.url(host, scheme), **options) as client:
+            async with client_for(server.url_of(host), **options) as client:
                 for _ in range(times):
                     last = await client.fetch()
             return last
@@ -209,8 +136,11 @@ def https(context, tls, *, times=2, reply=None):
     """Fetch twice over TLS from a server on 127.0.0.1."""
 
     async def main():
-        server = Server(reply or answer())
-        async with server.run(tls=context), client_for(server.url(scheme="https"), tls=tls) as client:
+        server = replying(reply or answer())
+        async with (
+            server.run(tls=context),
+            client_for(server.url.replace("http:", "https:"), tls=tls) as client,
+        ):
             for _ in range(times):
                 last = await client.fetch()
         return last, server
