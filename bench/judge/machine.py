@@ -13,7 +13,8 @@ from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
 from exporter.simulation.workload import Request
-from exporter.standin.metrics_page import EngineFigures, Finished
+from exporter.standin.metrics_page import EngineFigures
+from exporter.standin.server import finished_of
 
 __all__ = ["Fault", "Machine", "Sample"]
 
@@ -202,18 +203,7 @@ class Machine:
         self._noted = [totals.steps, totals.busy, totals.output_steps, totals.output_tokens, 0]
 
     def _note_finished(self, live: InFlight) -> None:
-        admitted, first = live.admitted or live.arrival, live.first or live.ended
-        self.figures.finished(
-            Finished(
-                prompt=live.request.prompt_tokens,
-                output=live.outputs,
-                computed=live.request.prompt_tokens - live.cached_tokens,
-                queue=(admitted - live.arrival) / NANOSECONDS,
-                first=(first - live.arrival) / NANOSECONDS,
-                total=(live.ended - live.arrival) / NANOSECONDS,
-                preemptions=live.preemptions,
-            )
-        )
+        self.figures.finished(finished_of(live))
 
     # What goes wrong.
 

@@ -18,7 +18,7 @@ from exporter.standin.metrics_page import EngineFigures, Finished, MetricsPage
 from exporter.standin.scenarios import SCENARIOS, Life, Scenario, Server, arrivals_of, lives
 from exporter.standin.site import Site
 
-__all__ = ["FakeServer", "Play"]
+__all__ = ["FakeServer", "Play", "finished_of"]
 
 # The simulation advances this often while nobody polls: a scrape after an hour must not wait for that hour.
 _TICK_SECONDS: Final = 0.25
@@ -69,18 +69,21 @@ class _Player:
         self._tokens, self._outputs, self._counted_outputs = totals.scheduled_tokens, totals.output_tokens, 0
 
     def _count_finished(self, live: InFlight) -> None:
-        admitted, first = live.admitted or live.arrival, live.first or live.ended
-        self._figures.finished(
-            Finished(
-                prompt=live.request.prompt_tokens,
-                output=live.outputs,
-                computed=live.request.prompt_tokens - live.cached_tokens,
-                queue=(admitted - live.arrival) / NANOSECONDS,
-                first=(first - live.arrival) / NANOSECONDS,
-                total=(live.ended - live.arrival) / NANOSECONDS,
-                preemptions=live.preemptions,
-            )
-        )
+        self._figures.finished(finished_of(live))
+
+
+def finished_of(live: InFlight) -> Finished:
+    """Describe a request that has ended, with times in seconds."""
+    admitted, first = live.admitted or live.arrival, live.first or live.ended
+    return Finished(
+        prompt=live.request.prompt_tokens,
+        output=live.outputs,
+        computed=live.request.prompt_tokens - live.cached_tokens,
+        queue=(admitted - live.arrival) / NANOSECONDS,
+        first=(first - live.arrival) / NANOSECONDS,
+        total=(live.ended - live.arrival) / NANOSECONDS,
+        preemptions=live.preemptions,
+    )
 
 
 class Play:
