@@ -19,13 +19,15 @@ except ImportError:
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 __all__ = [
-    "TOPICS", "Catalogue", "Check", "Finding", "Fix", "Scope", "Severity", "Timing", "Verdict", "Watching",
-    "load",
+    "TOPICS", "Catalogue", "Check", "Cost", "Finding", "Fix", "Scope", "Severity", "Timing", "Verdict",
+    "Watching", "load",
 ]  # fmt: skip
 
 TOPICS: Final = ("availability", "progress", "preemption", "queue", "capacity", "information")
 """The groups of alerts, in the order of triage."""
 Scope = Literal["engine", "model", "target"]
+Cost = Literal["none", "flag", "numerics", "gpus"]
+"""What a fix takes, the cheapest first: nothing, a restart, a restart and other answers, more GPUs."""
 UNKNOWN_VALUE: Final = "VALUE"
 
 
@@ -118,6 +120,7 @@ class Fix:
 
     name: str
     title: str
+    cost: Cost
     flag: str | None
     action: str
     effect: str
@@ -125,6 +128,11 @@ class Fix:
     risk: str
     since: str | None = None
     needs_short_kv: bool = False  # never advised unless KV blocks are, or just were, short
+
+    @property
+    def restarts(self) -> bool:
+        """Whether this server restarts for it; more GPUs by a flag need that, more replicas do not."""
+        return self.cost in {"flag", "numerics"} or (self.cost == "gpus" and self.flag is not None)
 
     def flag_with(self, value: str | float | None) -> str | None:
         """Return the flag to paste with its number, or with ``VALUE`` where the number is unknown."""

@@ -418,6 +418,17 @@ class UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def test_the_cost_of_a_fix_is_what_its_action_and_risk_say():
+    """An action that restarts the server says so in its cost, and so does one that changes answers."""
+    table = load().fixes
+    starting = [name for name, fix in table.items() if re.match("Restart|Remove|Serve", fix.action)]
+    assert [name for name in starting if not table[name].restarts] == []
+    changing = {name for name, fix in table.items() if fix.risk.startswith("Answers change")}
+    assert {name for name, fix in table.items() if fix.cost == "numerics"} == changing
+    assert [name for name, fix in table.items() if fix.restarts and fix.cost == "none"] == []
+    assert not table["add_replicas"].restarts
+
+
 @pytest.fixture(scope="module")
 def document():
     """The file as YAML has it."""
@@ -430,6 +441,7 @@ SENTENCES = {*ONE_SENTENCE, "meaning", "impact", "action", "effect", "conditions
 FORMS = {
     "alert": r"Vllm([A-Z][a-z0-9]+)+",
     "model_alert": r"VllmModel([A-Z][a-z0-9]+)+",
+    "cost": "none|flag|numerics|gpus",
     "flag": r"--[a-z0-9-]+( [^{]*(\{\\?\"?.*)?)?",
     "since": r"\d+\.\d+(\.\d+)?",
     "wait": r"[1-9]\d*[smh]",
