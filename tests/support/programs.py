@@ -1,6 +1,7 @@
 """Runs the real Prometheus and Alertmanager on loopback, and collects their pages."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any, Self
 import yaml
 
 from support import real_recordings
-from support.process import free_port, until
+from support.process import PATIENCE, until
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "alertmanager" / "alertmanager.yml"
 
@@ -27,7 +28,7 @@ class Program:
     """A program that serves HTTP during the block.
 
     Attributes:
-        url: its base URL.
+        url: its base URL, once it runs; the system chooses the port.
     """
 
     def __init__(self, folder: Path, *names: str) -> None:
@@ -40,25 +41,24 @@ class Program:
         path = next(filter(None, map(shutil.which, names)), None)
         assert path, f"{' or '.join(names)} is missing; `.ci/programs` installs it"
         folder.mkdir(parents=True)
-        self.path, self.folder, self.port = path, folder, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.path, self.folder, self.url = path, folder, ""
         self.process: subprocess.Popen[bytes] | None = None
 
     def arguments(self) -> Sequence[str]:
-        """Return its arguments."""
+        """Return its arguments, without its address."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
-                [self.path, *self.arguments()],
+                [self.path, *self.arguments(), "--web.listen-address=127.0.0.1:0"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
             )
         try:
-            until(self._ready, f"{self.path} is ready\n{(self.folder / 'log').read_text()}", 30.0)
+            until(self._ready, f"{self.path} is ready; its log is {self.folder / 'log'}")
         except AssertionError:
             self.__exit__()
             raise
@@ -74,13 +74,17 @@ class Program:
 
     def get(self, path: str) -> Any:
         """Return its JSON response."""
-        with urllib.request.urlopen(self.url + path, timeout=10.0) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=PATIENCE) as answer:
             return json.loads(answer.read())
 
     def _ready(self) -> bool:
-        assert self.process.poll() is None, (self.folder / "log").read_text()
+        log = (self.folder / "log").read_text()
+        assert self.process.poll() is None, log
+        if not (address := re.search(r'msg="Listening on" .*?address=(127\.0\.0\.1:\d+)', log)):
+            return False
+        self.url = f"http://{address[1]}"
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=1.0):
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=PATIENCE):
                 return True
         except OSError:
             return False
@@ -104,7 +108,6 @@ class Alertmanager(Program):
         return (
             f"--config.file={self.folder / 'config.yml'}",
             f"--storage.path={self.folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
             "--cluster.listen-address=",
         )
 
@@ -117,7 +120,7 @@ class Alertmanager(Program):
         request = urllib.request.Request(
             f"{self.url}/api/v2/alerts", json.dumps(alerts).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=10.0):
+        with urllib.request.urlopen(request, timeout=PATIENCE):
             pass
 
 
@@ -167,7 +170,6 @@ class Prometheus(Program):
         return (
             f"--config.file={self.folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={self.folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
             "--rules.alert.resend-delay=2s",
         )
 
