@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from bench.judge.gates import AdapterSlots, ConnectorLoads
 from bench.judge.traffic import Clients, Traffic
-from exporter.simulation.in_flight import InFlight
 from exporter.simulation.run import Gate, Run
 from exporter.simulation.scheduler import Scheduler
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import NANOSECONDS, nanoseconds
+from exporter.simulation.timing import nanoseconds
 from exporter.simulation.workload import Request
 from exporter.standin.metrics_page import EngineFigures
-from exporter.standin.server import finished_of
+from exporter.standin.run_figures import RunFigures
 
 __all__ = ["Fault", "Machine", "Sample"]
 
@@ -94,12 +93,12 @@ class Machine:
         self._run = Run(self._engine, self._arrivals, self._gate)
         scheduler = self._run.scheduler
         scheduler.now = scheduler.sees = now
-        self._finished = self._scheduled = self._leaked = 0
-        self._noted = [0] * 5
+        self._finished = self._leaked = 0
+        self._counts: RunFigures | None = None
         if self.figures is not None:
             self.figures.gauges(0, 0, 0.0)
             self.figures.preempted(0)
-            scheduler.on_context_complete = self._witness
+            self._counts = RunFigures(scheduler, self.figures)
 
     def _gate(self, scheduler: Scheduler) -> Gate | None:
         fault = self._fault
@@ -149,10 +148,8 @@ class Machine:
         while ended is None or ended:
             ended = self._run.until(at)
             self._finished += len(ended)
-            if self.figures is not None:
-                self._note_steps()
-                for live in ended:
-                    self._note_finished(live)
+            if self._counts is not None:
+                self._counts.advance(ended)
 
     def _sample(self, t: float) -> Sample:
         if not self.up:
@@ -164,10 +161,10 @@ class Machine:
         if self.figures is not None and not self._frozen:
             self.figures.gauges(scheduler.running, waiting, scheduler.kv_usage, deferred)
             self.figures.preempted(totals.preemptions_counted)
-        counted = self._counts()
+        counted = self._sums()
         return Sample(t, scheduler.running, waiting, deferred, scheduler.kv_usage, *counted)
 
-    def _counts(self) -> list[int]:
+    def _sums(self) -> list[int]:
         totals = self._run.scheduler.totals
         now = [
             totals.output_tokens,
@@ -178,32 +175,6 @@ class Machine:
             totals.recomputed_tokens,
         ]
         return [a + b for a, b in zip(self._before, now, strict=True)]
-
-    # What vLLM counts.
-
-    def _witness(self, live: InFlight) -> None:
-        now = self._run.scheduler.now
-        self._noted[4] += 1
-        if live.first is None:
-            seconds = (now - live.arrival) / NANOSECONDS
-            self.figures.first_token(live.request.prompt_tokens, live.cached_tokens, seconds)
-        else:
-            self.figures.next_tokens(1, (now - live.stopped) / NANOSECONDS)
-
-    def _note_steps(self) -> None:
-        totals = self._run.scheduler.totals
-        steps, busy, output_steps, outputs, told = self._noted
-        if totals.steps > steps:
-            tokens = totals.output_tokens - outputs - told
-            self.figures.next_tokens(tokens, (totals.busy - busy) / (totals.steps - steps) / NANOSECONDS)
-            # Recomputed tokens are in no counter of vLLM's.
-            scheduled = totals.scheduled_tokens - totals.recomputed_tokens
-            self.figures.steps(totals.output_steps - output_steps, scheduled - self._scheduled)
-            self._scheduled = scheduled
-        self._noted = [totals.steps, totals.busy, totals.output_steps, totals.output_tokens, 0]
-
-    def _note_finished(self, live: InFlight) -> None:
-        self.figures.finished(finished_of(live))
 
     # What goes wrong.
 
@@ -237,7 +208,7 @@ class Machine:
         self._run.scheduler.return_blocks(0)
 
     def _go_down(self, _fault: Fault) -> None:
-        self._before = self._counts()
+        self._before = self._sums()
         self.up = False
 
     def _come_up(self, fault: Fault) -> None:

@@ -11,14 +11,14 @@ from typing import Any, Final
 from aiohttp import web
 
 from exporter.config import Fact, arguments
-from exporter.simulation.in_flight import InFlight
 from exporter.simulation.run import Run
-from exporter.simulation.timing import NANOSECONDS, nanoseconds
-from exporter.standin.metrics_page import EngineFigures, Finished, MetricsPage
+from exporter.simulation.timing import nanoseconds
+from exporter.standin.metrics_page import EngineFigures, MetricsPage
+from exporter.standin.run_figures import RunFigures
 from exporter.standin.scenarios import SCENARIOS, Life, Scenario, Server, arrivals_of, lives
 from exporter.standin.site import Site
 
-__all__ = ["FakeServer", "Play", "finished_of"]
+__all__ = ["FakeServer", "Play"]
 
 # The simulation advances this often while nobody polls: a scrape after an hour must not wait for that hour.
 _TICK_SECONDS: Final = 0.25
@@ -31,59 +31,17 @@ class _Player:
     def __init__(self, life: Life, number: int, seed: int, figures: EngineFigures) -> None:
         self._run = Run(life.server.engine, arrivals_of(life, number, seed))
         self._figures = figures
-        self._run.scheduler.on_context_complete = self._count_token
-        self._steps = self._tokens = self._outputs = self._busy = self._all_steps = 0
-        self._counted_outputs = 0  # those that `_count_token` counted since the last `_count_steps`
+        self._counts = RunFigures(self._run.scheduler, figures)
 
     def until(self, at: int) -> None:
         """Advance to a time in nanoseconds since the start of the process."""
         ended = None
         while ended is None or ended:
             ended = self._run.until(at)
-            self._count_steps()
-            for live in ended:
-                self._count_finished(live)
+            self._counts.advance(ended)
         scheduler = self._run.scheduler
         self._figures.gauges(scheduler.running, scheduler.waiting, scheduler.kv_usage)
         self._figures.preempted(scheduler.totals.preemptions_counted)
-
-    def _count_token(self, live: InFlight) -> None:
-        """Count the token of a request whose whole context has just been computed."""
-        now = self._run.scheduler.now
-        self._counted_outputs += 1
-        if live.first is None:
-            seconds = (now - live.arrival) / NANOSECONDS
-            self._figures.first_token(live.request.prompt_tokens, live.cached_tokens, seconds)
-        else:
-            self._figures.next_tokens(1, (now - live.stopped) / NANOSECONDS)
-
-    def _count_steps(self) -> None:
-        """Count the steps since the last call; each generated one token per decoding request."""
-        totals = self._run.scheduler.totals
-        steps, busy = totals.steps - self._all_steps, totals.busy - self._busy
-        if steps:
-            self._figures.steps(totals.output_steps - self._steps, totals.scheduled_tokens - self._tokens)
-            others = totals.output_tokens - self._outputs - self._counted_outputs
-            self._figures.next_tokens(others, busy / steps / NANOSECONDS)
-        self._all_steps, self._busy, self._steps = totals.steps, totals.busy, totals.output_steps
-        self._tokens, self._outputs, self._counted_outputs = totals.scheduled_tokens, totals.output_tokens, 0
-
-    def _count_finished(self, live: InFlight) -> None:
-        self._figures.finished(finished_of(live))
-
-
-def finished_of(live: InFlight) -> Finished:
-    """Describe a request that has ended, with times in seconds."""
-    admitted, first = live.admitted or live.arrival, live.first or live.ended
-    return Finished(
-        prompt=live.request.prompt_tokens,
-        output=live.outputs,
-        computed=live.request.prompt_tokens - live.cached_tokens,
-        queue=(admitted - live.arrival) / NANOSECONDS,
-        first=(first - live.arrival) / NANOSECONDS,
-        total=(live.ended - live.arrival) / NANOSECONDS,
-        preemptions=live.preemptions,
-    )
 
 
 class Play:
