@@ -31,6 +31,9 @@ class LoadProfile:
     requests_running_max: float
     requests_waiting_mean: float
     preemptions_per_minute: float | None  # counted by the server
+    requests_finished: float  # in the window
+    generation_tokens_per_second: float | None
+    inter_token_seconds: float | None  # mean
     prefix_cache_hit_ratio: float | None
     prompt_tokens: LengthHistogram | None  # lengths of finished requests, as are `output_tokens`
     output_tokens: LengthHistogram | None

@@ -21,6 +21,7 @@ from exporter.config import Config, add_flags
 from exporter.net.urls import shown_url
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation import worker
+from exporter.simulation.calibration import Observed
 from exporter.simulation.from_status import (
     Present,
     PresentError,
@@ -119,7 +120,7 @@ def _forecast(options: argparse.Namespace, config: Config, name: str, present: P
     if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs: expected at least 1, got {options.jobs}")
     if options.observed is not None:
-        present = replace(present, per_minute=options.observed)
+        present = replace(present, observed=Observed({"preemptions_per_minute": options.observed}))
     span = None
     if options.duration is not None:
         if not options.duration > 0:
@@ -205,7 +206,7 @@ def _described(options: argparse.Namespace, given: tuple[Request, ...]) -> Prese
     if "num_gpu_blocks" not in vars(options):
         raise PresentError("missing --num-gpu-blocks: without a server the size of the pool is unknown")
     engine, load = Engine(**engine_changes(options)), _load(options, given)
-    return Present(load, engine, None, (), f"{describe_load(load)}; {describe_engine(engine)}")
+    return Present(load, engine, sentence=f"{describe_load(load)}; {describe_engine(engine)}")
 
 
 def _load(options: argparse.Namespace, given: tuple[Request, ...]) -> Load:

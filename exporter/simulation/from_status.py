@@ -11,6 +11,7 @@ from typing import Any, Final
 from exporter.analysis.lengths import LengthHistogram
 from exporter.analysis.load_profile import LoadProfile, StepSlice
 from exporter.config import as_number
+from exporter.simulation.calibration import Observed
 from exporter.simulation.load import Load, observed_load
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import StepTime, fit
@@ -39,7 +40,8 @@ class Present:
 
     load: Load
     engine: Engine
-    per_minute: float | None = None  # preemptions that the server counted; None if it does not count them
+    step_times: tuple[StepTime, ...] = ()  # all that the observations allow, best first
+    observed: Observed | None = None  # what the server did meanwhile
     assumed: tuple[str, ...] = ()  # unknown settings and their defaults, as sentences
     sentence: str = ""  # load and settings, for a person
 
@@ -76,7 +78,26 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
         prefix_hit_ratio=profile.prefix_cache_hit_ratio or 0.0,
     )
     sentence = f"{describe_load(load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
-    return Present(load, engine, profile.preemptions_per_minute, tuple(assumed), sentence)
+    observed = _observed(profile, guessed="step_time" not in (overrides or {}) and not profile.steps)
+    return Present(load, engine, (engine.step_time,), observed, tuple(assumed), sentence)
+
+
+def _observed(profile: LoadProfile, *, guessed: bool) -> Observed:
+    """Return the figures of the server in the window, as far as they are known."""
+    preempted, finished = profile.preemptions_per_minute, profile.requests_finished
+    per_request = None
+    if preempted is not None and finished > 0:
+        per_request = preempted * profile.window_seconds / 60 / finished
+    figures = {
+        "preemptions_per_minute": preempted,
+        "preemptions_per_request": per_request,
+        "output_tokens_per_second": profile.generation_tokens_per_second,
+        "running": profile.requests_running_mean,
+        "waiting": profile.requests_waiting_mean,
+        "inter_token_seconds": profile.inter_token_seconds,
+    }
+    known = {name: value for name, value in figures.items() if value is not None}
+    return Observed(known, profile.window_seconds, finished, "the step time" if guessed else "")
 
 
 def _lengths(histogram: LengthHistogram | None, name: str, longest: int) -> Lengths:

@@ -1,9 +1,10 @@
 """Prints a forecast as a table, and returns it as a dict for JSON."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, Final
 
-from exporter.simulation.whatif import Figure, Forecast, Row, spread
+from exporter.simulation.whatif import Comparison, Figure, Forecast, Row, spread
 
 __all__ = ["render", "to_dict"]
 
@@ -70,11 +71,13 @@ def to_dict(result: Forecast) -> dict[str, Any]:
             "simulated_preemptions_per_minute": _figure(calibration.simulated),
             "trusted": calibration.trusted,
             "sentence": calibration.sentence,
+            "comparisons": [_comparison(each) for each in calibration.comparisons],
         },
         "simulated": {
             "seeds": result.seeds,
             "warm_up_seconds": result.warm_up,
             "seconds": result.duration,
+            "step_times": [asdict(each) for each in result.step_times],
         },
         "now": _row(result.present),
         "candidates": [_row(row) for row in result.rows],
@@ -93,5 +96,22 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
+def _comparison(each: Comparison) -> dict[str, Any]:
+    return {
+        "figure": each.name,
+        "observed": each.observed,
+        "simulated": each.simulated.mean,
+        "band": list(each.band),
+        "matches": each.matches,
+    }
+
+
 def _figure(figure: Figure) -> dict[str, float | None]:
-    return {"mean": figure.mean, "least": figure.least, "most": figure.most, "ratio_to_now": figure.ratio}
+    return {
+        "mean": figure.mean,
+        "least": figure.least,
+        "most": figure.most,
+        "ratio_to_now": figure.ratio,
+        "ratio_least": figure.ratio_least,
+        "ratio_most": figure.ratio_most,
+    }

@@ -70,7 +70,9 @@ class Result:
     queue_mean: float | None  # until first admission
     queue_p95: float | None
     ttft_mean: float | None
+    ttft_p50: float | None
     ttft_p95: float | None
+    inter_token_mean: float | None  # between two tokens of a request, stalls by preemption included
     e2e_mean: float | None
     e2e_p50: float | None
     e2e_p95: float | None
@@ -88,12 +90,15 @@ class _Meter:
         self._totals = scheduler.totals = Counters()
         self.queue, self.ttft, self.e2e = LatencyHistogram(), LatencyHistogram(), LatencyHistogram()
         self.preempted_requests = 0
+        self._gaps = self._gap_time = 0
 
     def finished(self, live: InFlight) -> None:
         """Add a request that finished."""
         if live.admitted is not None and live.first is not None:
             self.queue.add(live.admitted - live.arrival)
             self.ttft.add(live.first - live.arrival)
+            self._gaps += live.outputs - 1
+            self._gap_time += live.ended - live.first
         self.e2e.add(live.ended - live.arrival)
         self.preempted_requests += live.preemptions > 0
 
@@ -128,7 +133,9 @@ class _Meter:
             queue_mean=_seconds(self.queue.mean),
             queue_p95=_seconds(self.queue.quantile(0.95)),
             ttft_mean=_seconds(self.ttft.mean),
+            ttft_p50=_seconds(self.ttft.quantile(0.5)),
             ttft_p95=_seconds(self.ttft.quantile(0.95)),
+            inter_token_mean=_seconds(self._gap_time / self._gaps if self._gaps else None),
             e2e_mean=_seconds(self.e2e.mean),
             e2e_p50=_seconds(self.e2e.quantile(0.5)),
             e2e_p95=_seconds(self.e2e.quantile(0.95)),

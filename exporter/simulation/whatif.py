@@ -4,15 +4,17 @@ Pure: the caller chooses how many cores do the runs (``mapper``) and how progres
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.config import WhatIfConfig
+from exporter.simulation.calibration import Calibration, Comparison, Observed, calibrate
 from exporter.simulation.candidates import Candidate
+from exporter.simulation.figures import FIGURES, Figure, figures_of, spread
 from exporter.simulation.load import Load
 from exporter.simulation.run import Result, simulate
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import NANOSECONDS, nanoseconds
+from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
 
 __all__ = [
     "FIGURES",
@@ -22,9 +24,11 @@ __all__ = [
     "SUFFICES",
     "WORSE",
     "Calibration",
+    "Comparison",
     "Figure",
     "Forecast",
     "Job",
+    "Observed",
     "Row",
     "forecast",
     "horizon",
@@ -49,6 +53,7 @@ class Job:
     seed: int
     warm_up: float
     duration: float
+    step_times: tuple[StepTime, ...] = ()  # those that were simulated, best first
 
 
 def work(job: Job) -> Result:
@@ -56,16 +61,6 @@ def work(job: Job) -> Result:
     end = nanoseconds(job.warm_up + job.duration)
     arrivals = job.load.arrivals(job.seed, end, job.replicas)
     return simulate(job.engine, arrivals, warm_up=nanoseconds(job.warm_up), end=end)
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure of a candidate: mean and extremes over the seeds."""
-
-    mean: float
-    least: float
-    most: float
-    ratio: float | None = None  # to the present's mean; None if that is zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +75,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
-    """A comparison of the simulated present with observations, in preemptions per minute."""
-
-    observed: float | None
-    simulated: Figure
-    trusted: bool | None  # whether they match; None if there is nothing to compare
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
 class Forecast:
     """The present, and the changes ranked by throughput and latency; times in seconds."""
 
@@ -99,24 +84,7 @@ class Forecast:
     seeds: int
     warm_up: float
     duration: float
-
-
-def _per(amount: float, unit: float) -> float | None:
-    return amount / unit if unit else None
-
-
-# From the result of one server and the number of servers.
-FIGURES: Final[Mapping[str, Callable[[Result, int], float | None]]] = {
-    "preemptions_per_minute": lambda run, replicas: _per(run.preemptions * replicas * 60, run.seconds),
-    "preemptions_per_request": lambda run, _: _per(run.preemptions, run.finished),
-    "recomputed_ratio": lambda run, _: _per(run.recomputed_tokens, run.scheduled_tokens),
-    "kv_peak_ratio": lambda run, _: run.kv_peak_ratio,
-    "queue_seconds": lambda run, _: run.queue_mean,
-    "waiting": lambda run, replicas: run.waiting_mean * replicas,
-    "output_tokens_per_second": lambda run, replicas: run.output_tokens_per_second * replicas,
-    "e2e_p50_seconds": lambda run, _: run.e2e_p50,
-    "e2e_p95_seconds": lambda run, _: run.e2e_p95,
-}
+    step_times: tuple[StepTime, ...] = ()  # those that were simulated, best first
 
 
 def horizon(load: Load, engine: Engine) -> tuple[float, float]:
@@ -134,12 +102,13 @@ def horizon(load: Load, engine: Engine) -> tuple[float, float]:
     return min(max(60.0, 3 * service), 3600.0), min(measured, 14400.0)
 
 
-def forecast(
+def forecast(  # noqa: PLR0913 -- all but two by name
     load: Load,
     changes: Sequence[Candidate],
     *,
+    step_times: Sequence[StepTime] = (),
     span: tuple[float, float] | None = None,
-    observed: float | None = None,
+    observed: Observed | None = None,
     thresholds: WhatIfConfig = WhatIfConfig(),  # noqa: B008 -- frozen
     mapper: Callable[[Callable[[Job], Result], Iterable[Job]], Iterable[Result]] = map,
     progress: Callable[[int, int], None] | None = None,
@@ -149,8 +118,10 @@ def forecast(
     Args:
         load: The load of the server.
         changes: The first is the present; see `exporter.simulation.candidates.candidates`.
+        step_times: Those that the observations allow, best first; by default that of the present. The best
+            one is simulated with all seeds, each other one with the first seed.
         span: Seconds to warm up and to measure; see `horizon` for the default.
-        observed: Preemptions per minute of the real server, if known.
+        observed: What the real server did, if known.
         thresholds: Thresholds of the verdicts, and the number of runs of each change; all changes get the
             same seeds and so the same requests.
         mapper: ``map``, or that of a process pool, for `work`.
@@ -160,46 +131,47 @@ def forecast(
         The forecast; its rows are ranked, best first.
     """
     warm_up, duration = span or horizon(load, changes[0].engine)
-    seeds = thresholds.seeds
+    step_times = tuple(step_times) or (changes[0].engine.step_time,)
+    plan = [(step_times[0], seed) for seed in range(1, thresholds.seeds + 1)]
+    plan += [(step_time, 1) for step_time in step_times[1:]]
     keys = list(dict.fromkeys((change.engine, change.replicas) for change in changes))
     jobs = [
-        Job(engine, load, replicas, seed, warm_up, duration)
+        Job(replace(engine, step_time=step_time), load, replicas, seed, warm_up, duration)
         for engine, replicas in keys
-        for seed in range(1, seeds + 1)
+        for step_time, seed in plan
     ]
     results = []
     for result in mapper(work, jobs):
         results.append(result)
         if progress is not None:
             progress(len(results), len(jobs))
-    runs = {key: results[i * seeds : (i + 1) * seeds] for i, key in enumerate(keys)}
-    now, *others = ((change, runs[change.engine, change.replicas]) for change in changes)
-    present = _row(*now, None, thresholds)
-    rows = sorted(
-        (_row(*other, present.figures, thresholds) for other in others),
-        key=lambda row: (row.stuck is not None, -row.score),
-    )
-    calibration = _calibration(observed, now[1], present, thresholds)
-    return Forecast(calibration, present, tuple(rows), seeds, warm_up, duration)
+    runs = {key: results[i * len(plan) : (i + 1) * len(plan)] for i, key in enumerate(keys)}
+    now = runs[changes[0].engine, changes[0].replicas]
+    present = _row(changes[0], now, None, {}, thresholds)
+    rows = [
+        _row(change, runs[change.engine, change.replicas], now, present.figures, thresholds)
+        for change in changes[1:]
+    ]
+    rows.sort(key=lambda row: (row.stuck is not None, -row.score))
+    calibration = calibrate(observed, present.figures, thresholds)
+    return Forecast(calibration, present, tuple(rows), thresholds.seeds, warm_up, duration, step_times)
 
 
 def _row(
-    change: Candidate, results: Sequence[Result], now: Mapping[str, Figure] | None, thresholds: WhatIfConfig
+    change: Candidate,
+    results: Sequence[Result],
+    now: Sequence[Result] | None,
+    present: Mapping[str, Figure],
+    thresholds: WhatIfConfig,
 ) -> Row:
-    """Compare a change with the figures of the present; None if it is the present."""
-    figures = {}
-    for name, read in FIGURES.items():
-        values = [value for result in results if (value := read(result, change.replicas)) is not None]
-        if values:
-            mean = sum(values) / len(values)
-            base = now.get(name) if now else None
-            figures[name] = Figure(mean, min(values), max(values), _per(mean, base.mean) if base else None)
+    """Compare the runs of a change with those of the present; None if it is the present."""
+    figures = figures_of(results, now, change.replicas, thresholds.seeds)
     stuck = next((r.stuck for r in results if r.stuck), None)
     throughput, latency = _ratios(figures)
     score = throughput / latency if latency else 0.0
     verdict = PRESENT
     if now is not None:
-        verdict = WORSE if stuck else _verdict(figures, now, thresholds)
+        verdict = WORSE if stuck else _verdict(figures, present, thresholds)
     return Row(change, figures, score, verdict, stuck)
 
 
@@ -236,24 +208,3 @@ def _cured(figures: Mapping[str, Figure], now: Mapping[str, Figure], thresholds:
         if before is not None and before.mean > limit:
             return after is not None and after.mean <= limit
     return False
-
-
-def spread(figure: Figure | None) -> float:
-    """Return half the range between the extremes, relative to the mean."""
-    return 0.0 if figure is None or not figure.mean else (figure.most - figure.least) / 2 / figure.mean
-
-
-def _calibration(
-    observed: float | None, results: Sequence[Result], present: Row, thresholds: WhatIfConfig
-) -> Calibration:
-    simulated = present.figures.get("preemptions_per_minute") or Figure(0.0, 0.0, 0.0)
-    shown = f"{simulated.mean:.2f} (from {simulated.least:.2f} to {simulated.most:.2f})"
-    if observed is None:
-        sentence = f"preemptions per minute: simulated {shown}, those of the server are unknown"
-        return Calibration(None, simulated, None, sentence)
-    finished = sum(r.finished for r in results) / max(1e-9, sum(r.seconds for r in results)) * 60
-    slack = max(thresholds.match * observed, thresholds.match_per_request * finished)
-    trusted = simulated.least - slack <= observed <= simulated.most + slack
-    verdict = "they match" if trusted else "they do not match: do not trust this forecast"
-    sentence = f"preemptions per minute: observed {observed:.2f}, simulated {shown}: {verdict}"
-    return Calibration(observed, simulated, trusted, sentence)

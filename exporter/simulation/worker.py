@@ -57,8 +57,9 @@ def forecast_engine(
         forecast,
         present.load,
         changes,
+        step_times=present.step_times,
         span=span,
-        observed=present.per_minute,
+        observed=present.observed,
         thresholds=thresholds,
         progress=progress,
     )

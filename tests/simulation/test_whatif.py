@@ -1,13 +1,16 @@
 """What each change would do: loads, candidates, the comparison and its words, and how it is shown."""
 
 import concurrent.futures
+import dataclasses
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from exporter.config import WhatIfConfig
 from exporter.simulation import whatif
+from exporter.simulation.calibration import Observed, calibrate
 from exporter.simulation.candidates import NOW, Candidate, candidates, parse_candidate, scaled_pool
 from exporter.simulation.load import Load, fitting_seats, held_tokens, moments, observed_load
 from exporter.simulation.report import render, to_dict
@@ -246,26 +249,99 @@ def test_nothing_is_cured_where_nothing_is_wrong():
     assert {r.verdict for r in result.rows} <= {NO_HELP, HELPS, WORSE}
 
 
+REAL = {
+    "preemptions_per_request": 1.1,
+    "output_tokens_per_second": 3500.0,
+    "running": 14.0,
+    "waiting": 50.0,
+    "inter_token_seconds": 0.0055,
+}
+
+
+@pytest.fixture(scope="module")
+def matching(storm):
+    """What a server would show that does exactly what the simulation does."""
+    return {name: storm.present.figures[name].mean for name in REAL}
+
+
+def test_a_forecast_is_trusted_when_all_figures_match(storm, matching):
+    """Each within its band, over a full window."""
+    result = calibrate(Observed(matching, 60.0, 100.0), storm.present.figures, WhatIfConfig())
+    assert result.trusted is True
+    assert [each.name for each in result.comparisons] == list(REAL)
+    assert result.sentence.startswith("the simulated present matches the server: preemptions per finished")
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("factor", [0.5, 1.6])
+def test_one_figure_that_does_not_match_is_enough(storm, matching, name, factor):
+    """The sentence names it."""
+    shifted = {**matching, name: matching[name] * factor}
+    result = calibrate(Observed(shifted, 60.0, 100.0), storm.present.figures, WhatIfConfig())
+    assert result.trusted is False
+    assert [each.name for each in result.comparisons if not each.matches] == [name]
+    (failed,) = (each for each in result.comparisons if not each.matches)
+    assert result.sentence == f"do not trust this forecast: {failed.sentence}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "finished", "guessed", "words"),
+    [
+        (20.0, 100.0, "", "20 s with 100 finished requests were observed, 30 s with 30 are needed"),
+        (60.0, 12.0, "", "60 s with 12 finished requests were observed"),
+        (60.0, 100.0, "the step time", "the step time is a guess"),
+    ],
+)
+def test_a_match_that_proves_nothing_is_not_trusted(storm, matching, seconds, finished, guessed, words):
+    """Over too short a window, or with a guessed step time."""
+    observed = Observed(matching, seconds, finished, guessed)
+    result = calibrate(observed, storm.present.figures, WhatIfConfig())
+    assert result.trusted is False
+    assert words in result.sentence
+
+
+def test_a_figure_that_the_server_does_not_show_is_not_trusted(storm, matching):
+    """Unknown is not a match."""
+    del matching["inter_token_seconds"]
+    result = calibrate(Observed(matching, 60.0, 100.0), storm.present.figures, WhatIfConfig())
+    assert (result.trusted, result.sentence) == (
+        False,
+        "do not trust this forecast: seconds between tokens are unknown",
+    )
+
+
 @pytest.mark.parametrize(
     ("observed", "trusted", "words"),
     [
-        (None, None, "those of the server are unknown"),
-        (500.0, True, "they match"),
+        (None, None, "cannot be compared"),
+        (500.0, True, "matches the server"),
         (100.0, False, "do not trust this forecast"),
         (2000.0, False, "do not trust this forecast"),
     ],
 )
-def test_the_present_is_held_against_what_was_observed(observed, trusted, words):
-    """A simulation of the present that misses the observed rate says that it must not be trusted."""
-    calibration = forecast(LOOP, [Candidate(NOW, STORM)], span=SHORT, observed=observed).calibration
+def test_a_number_of_preemptions_alone_can_be_compared(storm, observed, trusted, words):
+    """The one of a flag, without a window."""
+    given = None if observed is None else Observed({"preemptions_per_minute": observed})
+    calibration = calibrate(given, storm.present.figures, WhatIfConfig())
     assert calibration.trusted is trusted
     assert words in calibration.sentence
 
 
-def test_a_calm_present_matches_a_calm_server():
-    """No preemption here and none there."""
-    engine = Engine(num_gpu_blocks=2000, block_size=32, max_num_seqs=32, step_time=CPU)
-    assert forecast(CALM, [Candidate(NOW, engine)], span=SHORT, observed=0.0).calibration.trusted
+def test_every_step_time_of_a_set_is_simulated():
+    """The figures are those of the best; the ratios span all of them."""
+    fixed, even = StepTime(20_000_000, 0, 0), StepTime(2_000_000, 1_000, 900_000)
+    change = parse_candidate("seats=8", STORM)
+    span = (10.0, 60.0)
+    pair = forecast(LOOP, [Candidate(NOW, STORM), change], step_times=[fixed, even], span=span)
+    alone = [
+        forecast(LOOP, [Candidate(NOW, replace(STORM, step_time=each)), change], step_times=[each], span=span)
+        for each in (fixed, even)
+    ]
+    tokens = [run.rows[0].figures["output_tokens_per_second"] for run in (pair, *alone)]
+    assert pair.step_times == (fixed, even)
+    assert (tokens[0].mean, tokens[0].ratio) == (tokens[1].mean, tokens[1].ratio)
+    assert tokens[0].ratio_least <= tokens[1].ratio < 0.7
+    assert tokens[0].ratio_most > 0.85 > tokens[1].ratio_most
 
 
 @pytest.mark.parametrize(
@@ -338,7 +414,7 @@ def test_the_horizon_covers_long_outputs():
 def test_the_table_shows_every_figure_with_its_ratio(storm):
     """One line per change, the present first, and what each takes for granted."""
     lines = render(storm).splitlines()
-    assert lines[0].startswith("preemptions per minute: simulated")
+    assert lines[0].startswith("the simulated present cannot be compared")
     assert lines[2].split()[:3] == ["change", "preempt/min", "per"]
     assert lines[3].startswith(NOW)
     assert lines[3].endswith(PRESENT)
@@ -356,4 +432,9 @@ def test_the_json_has_what_the_table_has(storm):
     assert document["now"]["change"] == NOW
     assert [c["change"] for c in document["candidates"]] == [r.candidate.label for r in storm.rows]
     assert set(document["now"]["figures"]) == set(whatif.FIGURES)
-    assert document["simulated"] == {"seeds": 3, "warm_up_seconds": 30.0, "seconds": 120.0}
+    assert document["simulated"] == {
+        "seeds": 3,
+        "warm_up_seconds": 30.0,
+        "seconds": 120.0,
+        "step_times": [dataclasses.asdict(CPU)],
+    }
