@@ -165,12 +165,16 @@ class History:
     def _count(self, values: Mapping[str, float], *, mixed: bool) -> None:
         """Add the increase of each counter: after a reset the new value, at first sight of an engine nothing.
 
-        Nothing is added from a mixture of sources, whose increase is unknown.
+        Nothing is added from a mixture of sources, whose increase is unknown; nor if one counter falls while
+        others show that their process goes on. After a small fall it must first reach its old value again.
         """
-        last, own = self._last, self.own
+        last, own, goes_on = self._last, self.own, self.sources.goes_on
         for reading in COUNTERS:
             value, before = values.get(reading), last.get(reading)
             if value is None or value == before or value > MOST_COUNTED:
+                continue
+            if before is not None and value < before and goes_on and not mixed:
+                last[reading] = before if 2 * value >= before else value
                 continue
             last[reading] = value
             if mixed:

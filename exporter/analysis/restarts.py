@@ -19,6 +19,8 @@ _REMEMBERED_SOURCES: Final = 8
 # unusual for this target, were reset by a restart.
 _ABSENCE_SECONDS: Final = 5.0
 _ABSENCE_GAPS: Final = 3.0
+# A process is not taken for one that began this long before the last body of the other.
+_CLOCK_SECONDS: Final = 1.0
 # Counters that every working engine increases. If fewer than half of them fall, it is no restart: these are
 # broken.
 _WITNESSES: Final = ("engine_steps", "prompt_tokens", "generation_tokens", "requests_finished")
@@ -49,9 +51,12 @@ class SourceWatch:
     # `origin`: start of the process seen last, where a body had it. `resumed`: after a step ``returned``, the
     # last counters of that source. `_origins`: last counters of each process that was left, by its start.
     # `_left`: the same without a start time, with the time it was left. `_stride`: the largest increase of
-    # each counter between two polls of the present source. `_turns`: times of the last turns.
+    # each counter between two polls of the present source. `_turns`: times of the last turns. `_since`: when
+    # the present process was first seen. `goes_on`: whether a witness of the last body shows that its process
+    # is still the same one, whatever its other counters do.
 
     origin: float | None = None
+    goes_on: bool = False
     resumed: Counters = field(default_factory=dict)
     _origins: dict[float, Counters] = field(default_factory=dict)
     _left: list[tuple[float, Counters]] = field(default_factory=list)
@@ -59,6 +64,7 @@ class SourceWatch:
     _turns: list[float] = field(default_factory=list)
     _by_turns_at: float = -math.inf
     _polled_at: float = math.nan
+    _since: float = -math.inf
     _gap: float = math.inf
 
     def by_turns(self, t: float) -> bool:
@@ -78,23 +84,43 @@ class SourceWatch:
             ``new`` for the first body of another process, ``returned`` for one of a process that was left
             and continues from `resumed`, else ``same``.
         """
-        gap, self._polled_at = t - self._polled_at, t
+        polled_at, self._polled_at = self._polled_at, t
+        gap = t - polled_at
         absent = gap > max(_ABSENCE_SECONDS, _ABSENCE_GAPS * self._gap)
         self._gap = gap if gap >= 0 else self._gap  # NaN at the first poll
         known, self.origin = self.origin, self.origin if origin is None else origin
+        self._since = t if known is None else self._since
         if origin is not None and known is not None and origin != known:
-            return self._by_origin(t, known, origin, last)
+            # A new process can begin only after the last body of the old one.
+            later = origin - known >= polled_at - self._since - _CLOCK_SECONDS
+            step = self._by_origin(t, known, origin, last, new, later=later, away=gap > _ABSENCE_SECONDS)
+            if step is not None:
+                self._since = t
+                return step
         # A constant start time does not prove a single source: it may be that of a proxy in front of them.
         step = self._by_counters(t, last, new, absent=absent)
         if step == "new" and origin is None:
             self.origin = None  # a truncated body showed the new process, but not its start time
         return step
 
-    def _by_origin(self, t: float, known: float, origin: float, last: Counters) -> Step:
-        self._origins[known] = dict(last)
+    def _by_origin(
+        self, t: float, known: float, origin: float, last: Counters, new: Counters, *, later: bool, away: bool
+    ) -> Step | None:
+        """Classify a body with another start time; None if only the start time is inexact.
+
+        Some programs compute it at each poll, and correct it with their clock. Counters that go on prove one
+        process, unless there was time for a restart, after which the new process passed the old one.
+        """
         resumed = self._origins.pop(origin, None)
+        self._origins[known] = dict(last)
         if len(self._origins) > _REMEMBERED_SOURCES:
             del self._origins[next(iter(self._origins))]
+        witnesses = [(last[name], new[name]) for name in _WITNESSES if last.get(name) and name in new]
+        goes_on = all(after >= before for before, after in witnesses)
+        restart = later and (away or not witnesses)
+        one_process = goes_on and not restart and (resumed is None or not _behind(last, resumed))
+        if one_process and not self.by_turns(t):
+            return None
         if resumed is None:
             return "new"
         self.resumed = resumed
@@ -110,6 +136,7 @@ class SourceWatch:
         """
         pairs = [(last[name], new[name]) for name in _WITNESSES if last.get(name) and name in new]
         fell = sum(1 for before, after in pairs if after < before)
+        self.goes_on = fell < len(pairs)
         falling = fell > 0 and 2 * fell >= len(pairs)
         if not falling and not self._left:
             return "same"

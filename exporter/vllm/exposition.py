@@ -4,8 +4,8 @@ The reader is selective. One regular expression, a trie of the table of names, f
 C speed. The part before a line's value is looked up among all series seen before, so labels are parsed once
 per series and not at every poll. If a page has the same series as the previous one, only the lines that
 changed are read. The use of each series is decided once (`exporter.vllm.layout`) and kept until a page has
-other series. All of this only saves work: the result depends on the body alone (and, for gauges that several
-processes report, on which of them changed last).
+other series. All of this only saves work: the result depends on the body alone (and, for what several
+processes report, on which gauge changed last and since when each counter is there).
 
 It reads the text format (0.0.4, 1.0.0) and OpenMetrics 1.0, in every spelling that `exporter.vllm.names`
 lists, with timestamps, exemplars, CRLF and blanks where the formats allow them.
@@ -21,7 +21,7 @@ from os.path import commonprefix
 from typing import Final
 
 from exporter.vllm import names
-from exporter.vllm.layout import EngineLayout, Layout, largest, lay_out
+from exporter.vllm.layout import MAX_ENGINES, EngineLayout, Layout, largest, lay_out
 from exporter.vllm.series import KNOWN, CacheConfig, EngineKey, LoraState, Series, read_line
 
 __all__ = ["CacheConfig", "EngineKey", "Exposition", "ExpositionError", "LoraState", "Reader", "Snapshot"]
@@ -94,12 +94,13 @@ _NOT_METRICS: Final = re.compile(rb'\s*+(?:<|\[|\{\s*+(?:\}|"[^"\n]*+"\s*+:))')
 class Reader:
     """Reads the bodies of one target, in the order of the polls."""
 
-    __slots__ = ("_choices", "_layout", "_page")
+    __slots__ = ("_carried", "_choices", "_layout", "_page")
 
     def __init__(self) -> None:
+        self._carried: dict[_Place, _Carried] = {}
         self._page = _Page()
         self._layout = Layout()
-        self._choices: dict[tuple[EngineKey, str], _Choice] = {}
+        self._choices: dict[_Place, _Choice] = {}
 
     def read(self, body: bytes) -> Exposition:
         """Read one body, in time linear in its length.
@@ -134,10 +135,22 @@ class Reader:
     def _turn(self, page: "_Page") -> None:
         """Continue with another page; if it has other series, decide on its layout."""
         if page.series != self._page.series:
-            layout = self._layout = lay_out(page.series)
+            layout = lay_out(page.series)
+            self._carry(_counters(self._layout, self._page), _counters(layout, page))
+            self._layout = layout
             places = {(engine.key, reading) for engine in layout.engines for reading in engine.duplicates}
             self._choices = {place: self._choices[place] for place in places & self._choices.keys()}
         self._page = page
+
+    def _carry(self, before: "_Counters", now: "_Counters") -> None:
+        """Keep the increase of each counter right when its sources change."""
+        if len(self._carried) > MAX_ENGINES:  # of a hostile server; a cut page loses some readings for a poll
+            self._carried = {place: carried for place, carried in self._carried.items() if place in now}
+        for place in before.keys() & now.keys():
+            if before[place].keys() != now[place].keys():
+                carried = self._carried.pop(place, _Carried())
+                if carried.change(before[place], now[place]):
+                    self._carried[place] = carried
 
     def _snapshot(self, layout: EngineLayout, numbers: Sequence[float], *, sane: bool) -> Snapshot:
         values = {reading: numbers[position] for reading, position in layout.single}
@@ -146,6 +159,9 @@ class Reader:
         for reading, sources in layout.gauges:
             choice = self._choices.setdefault((layout.key, reading), _Choice())
             values[reading] = choice.value({source: numbers[at] for source, at in sources.items()})
+        for (key, reading), carried in self._carried.items():
+            if key == layout.key and reading in values:
+                values[reading] = carried.value(values[reading])
         buckets = {reading: _counts(places, numbers) for reading, places in layout.buckets}
         untrusted = {}
         for reading in layout.limits if sane else list(values):
@@ -246,6 +262,63 @@ def _counts(places: Sequence[tuple[float, int]], numbers: Sequence[float]) -> di
         for bound, position in places:
             counts[bound] += numbers[position]
     return counts
+
+
+_Place = tuple[EngineKey, str]
+# Of each counter: source -> (process, value).
+_Counters = Mapping[_Place, Mapping[bytes, tuple[bytes, float]]]
+
+
+def _counters(layout: Layout, page: _Page) -> _Counters:
+    counters: dict[_Place, dict[bytes, tuple[bytes, float]]] = {}
+    for engine in layout.engines:
+        single = [(reading, [position]) for reading, position in engine.single]
+        for reading, positions in chain(single, ((reading, places) for reading, _, places in engine.folded)):
+            found = [(page.series[position], page.numbers[position]) for position in positions]
+            if found[0][0].kind == "counter":
+                counters[engine.key, reading] = {one.source: (one.process, value) for one, value in found}
+    return counters
+
+
+@dataclass(slots=True)
+class _Carried:
+    """What the sum of a counter's sources needs so that it changes only by what they counted while seen.
+
+    A source that vanishes stays in the sum, and another process begins with nothing. A new value of a label
+    of vLLM's, such as a finish reason, is new work.
+    """
+
+    added: float = 0.0  # to the sum of the present sources
+    total: float = 0.0  # the last sum of the present sources
+    left: dict[bytes, float] = field(default_factory=dict)  # last values of those that vanished
+
+    def change(
+        self, before: Mapping[bytes, tuple[bytes, float]], now: Mapping[bytes, tuple[bytes, float]]
+    ) -> bool:
+        """Take other sources; False if nothing is carried, as when the others fell: the server restarted."""
+        common = before.keys() & now.keys()
+        if not common or sum(now[one][1] for one in common) < sum(before[one][1] for one in common):
+            return False
+        for source in before.keys() - now.keys():
+            self.left[source] = before[source][1]
+            self.added += before[source][1]
+        processes = {process for process, _ in before.values()}
+        for source in now.keys() - before.keys():
+            process, value = now[source]
+            if source in self.left:
+                self.added -= self.left.pop(source)
+            elif process not in processes:
+                self.added -= value
+        self.total = sum(value for _, value in now.values())
+        return len(self.left) <= MAX_ENGINES and math.isfinite(self.added)
+
+    def value(self, total: float) -> float:
+        """Return the counter's value for the sum of the present sources, which falls at a restart."""
+        if total < self.total and (self.added > 0 or total + self.added < 0):
+            self.added = 0.0
+            self.left.clear()
+        self.total = total
+        return max(0.0, total + self.added)
 
 
 @dataclass(slots=True)

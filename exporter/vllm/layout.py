@@ -13,7 +13,7 @@ from typing import Final
 from exporter.vllm import names
 from exporter.vllm.series import CacheConfig, EngineKey, LoraState, Series
 
-__all__ = ["EngineLayout", "Layout", "largest", "lay_out"]
+__all__ = ["MAX_ENGINES", "EngineLayout", "Layout", "largest", "lay_out"]
 
 # The most engines of one body; a server has some dozens, a hostile one any number.
 MAX_ENGINES: Final = 256

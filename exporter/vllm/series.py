@@ -87,6 +87,7 @@ class Series:
     key: EngineKey = NOBODY
     # Stands for the remaining labels, which distinguish processes that report the same reading.
     source: bytes = b""
+    process: bytes = b""  # of `source` what distinguishes processes, without vLLM's own distinctions
     bound: float = math.inf  # upper bound of a bucket
     most: float = math.inf  # the largest value that makes sense; no value may be infinite
     version: tuple[int, ...] = ()  # first release that has the name
@@ -108,6 +109,8 @@ _KNOWN_BYTES_EACH: Final = 200
 _known_bytes = 0
 # vLLM prints no line with more labels: its longest has 38 in 0.33, and grows.
 _MOST_LABELS: Final = 128
+# Labels by which one process of vLLM divides a counter.
+_DIVISIONS: Final = frozenset({"finished_reason", "reason", "source", "transfer_type", "modality", "cause"})
 # A source longer than this is replaced by its hash.
 _SOURCE_LIMIT: Final = 64
 
@@ -231,6 +234,7 @@ def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
             bounded(labels.get("ReplicaId", "")),
         ),
         source=_source(labels, own),
+        process=_source(labels, own | _DIVISIONS),
         bound=bound,
         most=row.most,
         version=names.version_key(row.since),

@@ -2,9 +2,12 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.bodies import body, engine
 from support.real_recordings import RESTART, history, pipeline, polls, value
 
@@ -217,11 +220,11 @@ def test_a_sign_of_work_that_falls_alone_is_no_restart():
         ]
     )
     assert history.restarts == 0
-    assert history.own["requests_finished"] == 2
+    assert history.own["requests_finished"] == 0
 
 
 def test_one_counter_that_falls_alone_is_no_restart():
-    """It is that counter's own matter: its new value is added, and nothing else begins anew."""
+    """The process goes on, so its new value is no new work; nothing else is counted from zero."""
     history = remembered(
         [
             (0, body(engine(preemptions=9, steps=10, prompt_tokens=10, generation_tokens=10, finished=10))),
@@ -229,7 +232,67 @@ def test_one_counter_that_falls_alone_is_no_restart():
         ]
     )
     assert history.restarts == 0
-    assert history.own["preemptions"] == 4
+    assert history.own["preemptions"] == 0
+
+
+def test_a_counter_that_falls_by_one_and_returns_has_counted_nothing():
+    """99,999 instead of 100,000 for a poll is a slip of the page, and neither way is work."""
+    counts = (100_000, 99_999, 99_999, 100_000, 100_004)
+    bodies = [Source(1000).body(t) for t in range(len(counts))]
+    shown = [
+        re.sub(rb"(num_preemptions_total\S*) .*", rb"\1 %d" % n, one)
+        for n, one in zip(counts, bodies, strict=True)
+    ]
+    history = remembered(enumerate(shown))
+    assert (history.own["preemptions"], history.restarts) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "starts", [(1000, 1001, 1000), (1000, 999, 1000), (1000, 1001, 1002), (1000, 4600, 1000)]
+)
+def test_a_start_time_that_is_corrected_is_no_restart(starts):
+    """Some programs compute it from the clock at each poll; the counters go on from where they were."""
+    history = remembered(
+        (10 * number + t, Source(100_000, start_time=float(start)).body(10 * number + t))
+        for number, start in enumerate(starts)
+        for t in range(10)
+    )
+    assert (history.own["preemptions"], history.restarts) == (29, 0)
+    assert not now_by_turns(history)
+
+
+STEP = st.tuples(
+    st.sampled_from(["poll", "poll", "poll", "gap", "restart", "jitter", "slip"]),
+    st.lists(st.integers(0, 50), min_size=5, max_size=5),
+    st.sampled_from(["preemptions", "finished", "steps", "prompt_tokens", "generation_tokens"]),
+    st.integers(1, 3),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(STEP, max_size=40), st.booleans())
+def test_own_counters_never_gain_more_than_the_server_counted(story, told):
+    """Through restarts, outages, corrected start times and single counters that fall by a little.
+
+    Without start times a second restart may look like a return to the first process: none is drawn there.
+    """
+    names = ("preemptions", "finished", "steps", "prompt_tokens", "generation_tokens")
+    counts = dict.fromkeys(names, 1000)
+    history, reader, t, start, truth = History(), Reader(), 0.0, 1000.0, 0
+    for kind, grown, slipping, by in [("poll", [0] * 5, "", 0), *story]:
+        what = "gap" if kind == "restart" and not told else kind
+        t += {"gap": 30.0, "restart": 40.0}.get(what, 1.0)
+        if what == "restart":
+            counts, start = dict.fromkeys(names, 0), 1000.0 + t
+        counts = {name: counts[name] + more for name, more in zip(names, grown, strict=True)}
+        truth += grown[0]
+        shown = {
+            name: max(0, n - by) if (what, name) == ("slip", slipping) else n for name, n in counts.items()
+        }
+        jitter = by if what == "jitter" else 0
+        page = reader.read(body(engine(running=1, **shown), start_time=start + jitter if told else None))
+        history.observe(t, next(iter(page.engines.values())), page.start_time)
+        assert history.own["preemptions"] <= truth
 
 
 def test_an_idle_server_is_one_source():

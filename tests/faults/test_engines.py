@@ -84,7 +84,7 @@ def test_a_hundred_restarts_are_counted_and_lose_nothing():
 
 def test_counters_that_start_anew_every_second_only_ever_rise():
     """A server that is killed after each poll: every value that it shows is new work."""
-    readings = watched([body(5, 1000.0 + life) for life in range(200)])
+    readings = watched([body(5, 1000.0 + life, finished=300 - life) for life in range(200)])
     assert preemptions(readings)[-1] == 199 * 5
     assert readings[-1].restarts == 199
 

@@ -523,3 +523,47 @@ def test_a_cache_configuration_without_engine_is_every_engine_s():
         'vllm:num_requests_running{engine="1"} 3',
     ).engines
     assert {key.engine: snapshot.cache.block_size for key, snapshot in engines.items()} == {"0": 16, "1": 32}
+
+
+# Counters of several sources.
+
+
+def counted(**sources: float) -> bytes:
+    """A page on which each process has its own counter of preemptions."""
+    return b"".join(
+        b'vllm:num_preemptions_total{pid="%s"} %d\n' % (name.encode(), n) for name, n in sources.items()
+    )
+
+
+def counts(*pages: bytes, reading: str = "preemptions") -> list[float]:
+    """The counter on each of these pages, read one after the other."""
+    reader = Reader()
+    return [only(reader.read(page)).values[reading] for page in pages]
+
+
+def test_a_second_source_begins_with_nothing_and_adds_what_it_counts_from_then_on():
+    """60,000 preemptions of another process are no work of the last second."""
+    pages = [counted(a=100), counted(a=101, b=60_000), counted(a=102, b=60_003)]
+    assert counts(*pages) == [100, 101, 105]
+
+
+def test_a_source_that_vanishes_stays_in_the_sum_and_returns_with_its_difference():
+    """Its counter did not fall: nobody shows it. A return is no second first sight."""
+    pages = [counted(a=100, b=50_000), counted(a=101), counted(a=102, b=50_007), counted(a=102, b=50_008)]
+    assert counts(*pages) == [50_100, 50_101, 50_109, 50_110]
+
+
+def test_a_restart_of_all_sources_shows_the_new_values():
+    """The sum must fall then, whatever was added or left out before."""
+    more, less = [counted(a=100, b=50_000), counted(a=101)], [counted(a=100), counted(a=100, b=60_000)]
+    assert counts(*more, counted(a=7))[-1] == 7
+    assert counts(*less, counted(a=7, b=2))[-1] == 9
+    assert counts(counted(a=100, b=50_000), counted(a=3, b=4, c=5))[-1] == 12
+
+
+def test_a_new_finish_reason_is_new_work_and_a_cut_page_doubles_none():
+    """The first aborted requests count whole; reasons beyond the cut come back with their difference."""
+    line = b'vllm:request_success_total{finished_reason="%s"} %d\n'
+    first, whole = line % (b"stop", 100), line % (b"stop", 101) + line % (b"abort", 30)
+    pages = [first, whole, first.replace(b"100", b"102"), whole.replace(b"30", b"31").replace(b"101", b"102")]
+    assert counts(*pages, reading="requests_finished") == [100, 131, 132, 133]
