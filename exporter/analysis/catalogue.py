@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import yaml
 
@@ -19,8 +19,8 @@ except ImportError:
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 __all__ = [
-    "TOPICS", "Catalogue", "Check", "Cost", "Finding", "Fix", "Scope", "Severity", "Timing", "Verdict",
-    "Watching", "load",
+    "COSTS", "TOPICS", "Catalogue", "Check", "Cost", "Finding", "Fix", "Scope", "Severity", "Timing",
+    "Verdict", "Watching", "load",
 ]  # fmt: skip
 
 TOPICS: Final = ("availability", "progress", "preemption", "queue", "capacity", "information")
@@ -28,6 +28,7 @@ TOPICS: Final = ("availability", "progress", "preemption", "queue", "capacity", 
 Scope = Literal["engine", "model", "target"]
 Cost = Literal["none", "flag", "numerics", "gpus"]
 """What a fix takes, the cheapest first: nothing, a restart, a restart and other answers, more GPUs."""
+COSTS: Final[tuple[Cost, ...]] = get_args(Cost)
 UNKNOWN_VALUE: Final = "VALUE"
 
 
@@ -127,6 +128,7 @@ class Fix:
     conditions: tuple[str, ...]
     risk: str
     since: str | None = None
+    may_harm: bool = False  # can make things worse: without a forecast it is advised last
     needs_short_kv: bool = False  # never advised unless KV blocks are, or just were, short
 
     @property

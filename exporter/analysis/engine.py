@@ -8,6 +8,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.findings import findings
 from exporter.analysis.fixes import Advice, advise
+from exporter.analysis.forecast import EngineForecast
 from exporter.analysis.gauge_hold import GaugeHold
 from exporter.analysis.history import History
 from exporter.analysis.kv_demand import KvContext, context_per_request, need
@@ -28,6 +29,8 @@ ENGINE_VERDICTS: Final = tuple(
 )
 # Advice and context follow means of a minute; while verdict and findings stay they are renewed this often.
 RENEW_SECONDS: Final = 10.0
+# An older forecast describes another load.
+FORECAST_SECONDS: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class EngineReading:
     server_facts: ServerFacts = field(default_factory=ServerFacts)
     # Demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
     saturation: Mapping[str, float] = field(default_factory=dict)
+    forecast: EngineForecast | None = None  # the last one, which the advice rests on if it is trusted
 
 
 class Engine:
@@ -76,6 +80,8 @@ class Engine:
         self._context: KvContext | None = None
         self._renewed_for: object = None
         self._renewed_at = 0.0
+        self._forecast: EngineForecast | None = None
+        self._forecast_of = 0  # the restarts before it: it is of this process
 
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool) -> None:
         """Add one body; `judge` follows when all engines have theirs."""
@@ -84,6 +90,10 @@ class Engine:
         frozen = self._judge.verdict in _FREEZING
         self._baseline.observe(self.history, frozen=frozen)
         self._pace.observe(self.history, frozen=frozen)
+
+    def set_forecast(self, forecast: EngineForecast | None) -> None:
+        """Rank the fixes by a forecast from the next poll on, or by cost without one."""
+        self._forecast, self._forecast_of, self._renewed_for = forecast, self.history.restarts, None
 
     @property
     def gone(self) -> bool:
@@ -131,6 +141,7 @@ class Engine:
             advice=self._advice,
             server_facts=server_facts,
             saturation=_saturation(situation, self._context),
+            forecast=self._forecast,
         )
 
     def mark_stale(self, t: float, max_age: float, *, missing: bool, answered: bool = False) -> None:
@@ -153,6 +164,7 @@ class Engine:
                 findings=(),
                 advice=Advice(),
                 saturation={},
+                forecast=None,
             )
         self.reading = replace(reading, verdict_seconds=self._verdict_seconds)
 
@@ -167,9 +179,12 @@ class Engine:
 
     def _renew(self, s: Situation, verdict: str, names: tuple[str, ...], *, imbalanced: bool) -> None:
         """Renew advice and context, which follow the load slowly, when a reason or their time has come."""
+        old = self._forecast is not None and s.t - self._forecast.at > FORECAST_SECONDS
+        if old or self._forecast_of != self.history.restarts:
+            self.set_forecast(None)
         reason = (verdict, names, imbalanced, s.server_facts)
         if reason != self._renewed_for or s.t - self._renewed_at >= RENEW_SECONDS:
-            self._advice = advise(s, verdict, names, imbalanced=imbalanced)
+            self._advice = advise(s, verdict, names, imbalanced=imbalanced, forecast=self._forecast)
             self._context = context_per_request(s)
             self._renewed_for, self._renewed_at = reason, s.t
 

@@ -10,6 +10,7 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import Engine, EngineReading
+from exporter.analysis.forecast import EngineForecast
 from exporter.analysis.imbalance import ImbalanceWatch
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.profiling import profile
@@ -101,6 +102,11 @@ class Pipeline:
     def set_interval(self, interval: float) -> None:
         """Set the seconds between polls from now on; a reading stays valid for three of them."""
         self._interval = interval
+
+    def set_forecast(self, key: EngineKey, forecast: EngineForecast | None) -> None:
+        """Rank the fixes of an engine by a forecast from its next poll on; ignored if it is gone."""
+        if key in self._engines:
+            self._engines[key].set_forecast(forecast)
 
     def loads(self) -> Mapping[EngineKey, LoadProfile]:
         """Compute the load profile of each engine with enough history."""

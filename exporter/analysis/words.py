@@ -114,6 +114,7 @@ SIGNALS: Final = (
     Signal("need_ratio", "KV demand / capacity", "times the KV capacity", "number", 2),
     # Inputs of fixes that are neither signals nor settings of the server.
     Signal("held_tokens", "KV tokens per running request", "KV tokens per running request", "tokens"),
+    Signal("kv_capacity_ratio", "KV capacity after the change / now", "times the KV capacity of now", "number", 2),
     Signal("held_from", "from", "from", "number"),
     Signal("output_tokens_mean", "Mean tokens per answer", "tokens per answer", "tokens"),
     Signal("adapters_waiting", "Waiting LoRA adapters", "waiting adapters", "requests"),

@@ -10,12 +10,16 @@ from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import EngineReading, ModelReading, TargetReading
 from exporter.analysis.target_verdict import REACHABLE, TargetJudgement
+from exporter.analysis.words import label, number
 from exporter.vllm.exposition import EngineKey
 
-__all__ = ["choose_engine", "engine_names", "poll_object", "status_object", "verdicts"]
+__all__ = [
+    "choose_engine", "effects", "engine_names", "inputs_of", "poll_object", "status_object", "verdicts",
+]  # fmt: skip
 
 # Digits after the point: enough for a token's microseconds, and no noise of floating point.
 _DIGITS = 6
+_SUFFICES = {True: "suffices alone", False: "not enough alone"}
 
 
 def poll_object(t: float, reading: TargetReading) -> dict[str, Any]:
@@ -121,6 +125,7 @@ def _engine(engine: EngineReading) -> dict[str, Any]:
         "severity": engine.judgement.severity.value,
         "findings": list(engine.findings),
         "fixes": [_fix(advice) for advice in engine.advice.fixes],
+        "advice": engine.advice.sentence,
         "signals": {name: round(value, _DIGITS) for name, value in engine.signals.known().items()},
     }
 
@@ -135,8 +140,30 @@ def _fix(advice: FixAdvice) -> dict[str, Any]:
         "inputs": dict(advice.inputs) or None,
         "missing": advice.missing or None,
         "note": advice.note or None,
+        "forecast": None if advice.forecast is None else advice.forecast.to_dict(),
     }
     return {name: value for name, value in document.items() if value is not None}
+
+
+def effects(advice: FixAdvice) -> list[str]:
+    """Return the forecast effect of a fix as short texts; empty without a trusted forecast."""
+    found = [] if advice.suffices is None else [_SUFFICES[advice.suffices]]
+    return found if advice.gain is None else [*found, f"tokens/s {advice.gain:.2f}x"]
+
+
+def inputs_of(advice: FixAdvice) -> str:
+    """Return the numbers that a fix was computed from, in words."""
+    return ", ".join(
+        f"{label(name)} {value if isinstance(value, str) else number(name, value)}"
+        for name, value in advice.inputs.items()
+    )
+
+
+def _forecast(engine: EngineReading, now: float) -> dict[str, Any] | None:
+    made = engine.forecast
+    if made is None:
+        return None
+    return {"trusted": made.trusted, "sentence": made.sentence, "age_seconds": round(now - made.at, 3)}
 
 
 def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict[str, Any]:
@@ -152,6 +179,7 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
         "meaning": entry.meaning,
         "since_seconds": round(now - engine.judgement.since, 3),
         "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
+        "forecast": _forecast(engine, now),
         "will_not_help": [{"fix": each.fix, "reason": each.reason} for each in engine.advice.rejected],
         "limits": {
             name: {"value": value, "source": engine.server_facts.source.get(name, "")}

@@ -12,7 +12,7 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.alerts.table import NUMBERS
-from exporter.publish.status import engine_names, verdicts
+from exporter.publish.status import effects, engine_names, inputs_of, verdicts
 
 __all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
 
@@ -81,6 +81,8 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
         yield f"  also {_title(finding)}: {table.entry(finding).summary}"
     if engine.advice.fixes:
         yield "What to change, best first"
+        if engine.advice.sentence:
+            yield f"  {inert(engine.advice.sentence)}"
         for rank, advice in enumerate(engine.advice.fixes, start=1):
             yield from _advice(rank, advice)
     if engine.advice.rejected:
@@ -92,17 +94,13 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
 def _advice(rank: int, advice: FixAdvice) -> Iterator[str]:
     fix = catalogue.load().fixes[advice.fix]
     flag = f"   {advice.flag}" if advice.flag else ""
-    enough = {True: "  (suffices alone)", False: "  (does not suffice alone)", None: ""}[advice.suffices]
-    yield f"  {rank}. {fix.title}{flag}{enough}"
+    tags = "".join(f"  ({tag})" for tag in effects(advice))
+    yield f"  {rank}. {fix.title}{flag}{tags}"
     if rank > _IN_FULL:
         return
     yield f"     {fix.action}"
-    if advice.gain is not None:
-        inputs = ", ".join(
-            f"{label(name)} {value if isinstance(value, str) else number(name, value)}"
-            for name, value in advice.inputs.items()
-        )
-        yield f"     gain {advice.gain:.2f}x{f' from {inputs}' if inputs else ''}"
+    if advice.inputs:
+        yield f"     Computed from {inputs_of(advice)}"
     for text in (advice.note, advice.missing and f"No number: {advice.missing}."):
         if text:
             yield f"     {text}"

@@ -450,7 +450,7 @@ FORMS = {
     "topic": "|".join(TOPICS),
     "title": r".*[^.]",
 }
-TRUTHS = {"of_target", "needs_short_kv"}
+TRUTHS = {"of_target", "needs_short_kv", "may_harm"}
 
 
 def leaves(key, value, path):

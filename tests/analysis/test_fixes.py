@@ -31,21 +31,32 @@ def reason(reading, fix):
 # Fewer seats.
 
 
-def test_fewer_seats_than_run_are_advised_with_their_number():
-    """32 seats, twenty run: about fifteen fit, and that alone is enough."""
-    one = advice(storm(max_num_seqs=32), "lower_max_num_seqs")
+def waves(t):
+    """Requests that run: twenty, and eight after each preemption of many."""
+    return 20 if int(t) % 2 else 8
+
+
+def test_fewer_seats_than_run_are_advised_with_their_number_and_a_caution():
+    """32 seats, eight or twenty run: about fifteen fit; whether that is a gain only a forecast can say."""
+    one = advice(storm(part=STORM | {"running": waves}, max_num_seqs=32), "lower_max_num_seqs")
     assert one.value in (14, 15, 16)
     assert one.flag == f"--max-num-seqs {one.value}"
-    assert one.gain == pytest.approx(20 / one.value)
-    assert one.suffices is True
+    assert (one.gain, one.suffices) == (None, None)
+    assert "can cost throughput" in one.note
     assert one.inputs["kv_capacity_tokens"] == 9568
+
+
+def test_never_fewer_seats_than_run_on_average():
+    """Twenty run all the time, so a limit of fifteen would be a loss."""
+    assert "20" in reason(storm(max_num_seqs=32), "lower_max_num_seqs")
 
 
 def test_never_fewer_seats_than_ran_without_preemption():
     """Eighteen ran for two minutes at a well used cache, so fifteen would be a loss."""
     stage = Stage(cache=BLOCKS_300, max_num_seqs=32)
     stage.play(120, running=18, kv=0.8, tokens=900, finished=2, **WORKLOAD)
-    assert advice(stage.play(60, **STORM, **WORKLOAD)[-1], "lower_max_num_seqs").value == 18
+    part = STORM | {"running": waves}
+    assert advice(stage.play(60, **part, **WORKLOAD)[-1], "lower_max_num_seqs").value == 18
 
 
 def test_a_limit_above_what_runs_is_no_cure():
@@ -75,14 +86,15 @@ def test_the_gain_of_more_utilization_is_bytes_by_bytes():
     """From 0.85 to 0.93 of 80 GiB are 6.4 GiB more, on 20: 1.32 times."""
     one = advice(storm(gpu_memory_utilization=0.85, **MEMORY), "raise_gpu_memory_utilization")
     assert one.value == 0.93
-    assert one.gain == pytest.approx(1.32)
+    assert one.inputs["kv_capacity_ratio"] == pytest.approx(1.32)
+    assert (one.gain, one.suffices) == (None, None)
     assert one.flag == "--gpu-memory-utilization 0.93"
 
 
-def test_utilization_without_bytes_has_a_value_and_no_gain():
-    """And it says what is missing."""
+def test_utilization_without_bytes_has_a_value_and_says_what_is_missing():
+    """By how much the pool grows is not known."""
     one = advice(storm(gpu_memory_utilization=0.85), "raise_gpu_memory_utilization")
-    assert (one.value, one.gain, one.suffices) == (0.93, None, None)
+    assert (one.value, "kv_capacity_ratio" in one.inputs) == (0.93, False)
     assert "kv_cache_gib" in one.missing
 
 
@@ -110,15 +122,13 @@ def test_more_utilization_is_held_back_after_a_restart_under_load():
     assert "restarted" in reason(reading, "raise_gpu_memory_utilization")
 
 
-def test_an_eight_bit_cache_is_at_most_twice_and_enough_only_where_sixteen_bits_are_known():
-    """``auto`` does not prove them."""
+def test_an_eight_bit_cache_holds_at_most_twice_the_tokens():
+    """``auto`` does not prove sixteen bits."""
     sure = advice(storm(kv_cache_dtype="bfloat16", part=STORM | {"waiting": 3}), "fp8_kv_cache")
-    assert (sure.gain, sure.suffices) == (2.0, True)
+    assert sure.inputs["kv_capacity_ratio"] == 2.0
     unsure = advice(storm(part=STORM | {"waiting": 3}), "fp8_kv_cache")
-    assert (unsure.gain, unsure.suffices) == (2.0, None)
+    assert unsure.inputs["kv_capacity_ratio"] == 2.0
     assert "auto" in unsure.note
-    too_little = advice(storm(part=STORM | {"waiting": 60}), "fp8_kv_cache")
-    assert too_little.suffices is False
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3", "fp8_e5m2", "int8", "nvfp4"])
@@ -130,12 +140,12 @@ def test_a_narrow_cache_is_not_narrowed_again(dtype):
 def test_smaller_weights_give_their_half_to_the_pool():
     """16 GiB of weights halved are 8 more on 20: 1.4 times."""
     one = advice(storm(weights_gib=16, kv_cache_gib=20), "quantize_weights")
-    assert one.gain == pytest.approx(1.4)
+    assert one.inputs["kv_capacity_ratio"] == pytest.approx(1.4)
     assert "weights_gib" in advice(storm(), "quantize_weights").missing
 
 
 @pytest.mark.parametrize(
-    ("facts", "value", "gain"),
+    ("facts", "value", "ratio"),
     [
         ({"tensor_parallel_size": 2, "num_kv_heads": 8}, 4, 2.0),
         ({"tensor_parallel_size": 2, "num_kv_heads": 8, "weights_gib": 16, "kv_cache_gib": 20}, 4, 2.8),
@@ -146,12 +156,12 @@ def test_smaller_weights_give_their_half_to_the_pool():
     ],
     ids=["half the heads", "and half the weights", "weights only", "no weights told", "no heads", "nothing"],
 )
-def test_tensor_parallel_more_than_doubles_the_pool_only_up_to_the_kv_heads(facts, value, gain):
+def test_tensor_parallel_more_than_doubles_the_pool_only_up_to_the_kv_heads(facts, value, ratio):
     """Beyond them the same KV is held on every GPU, and only the weights make room."""
     one = advice(storm(**facts), "raise_tensor_parallel")
     assert one.value == value
-    assert one.gain == (gain if gain is None else pytest.approx(gain))
-    assert bool(one.missing) == (gain is None)
+    assert one.inputs.get("kv_capacity_ratio") == (ratio if ratio is None else pytest.approx(ratio))
+    assert bool(one.missing) == (ratio is None)
 
 
 def test_pipeline_parallel_needs_to_be_known_to_be_doubled():
@@ -175,7 +185,7 @@ def test_a_watermark_needs_vllm_0_24():
 
 def test_reserving_whole_prompts_is_advised_only_where_it_is_off():
     """It is on by default since it exists."""
-    assert advice(storm(scheduler_reserve_full_isl=False), "reserve_full_prompt").suffices is True
+    assert fixes(storm(scheduler_reserve_full_isl=False))[0] == "reserve_full_prompt"
     assert "default" in reason(storm(), "reserve_full_prompt")
 
 
@@ -202,7 +212,6 @@ def test_more_seats_stop_where_the_cache_is_full():
     reading = stage.play(90, running=10, waiting=30, kv=0.4, tokens=900, finished=2, **WORKLOAD)[-1]
     one = advice(reading, "raise_max_num_seqs")
     assert one.value in (14, 15, 16)
-    assert one.suffices is False
 
 
 def test_a_shorter_maximum_is_what_the_pool_can_hold():
@@ -213,15 +222,17 @@ def test_a_shorter_maximum_is_what_the_pool_can_hold():
     assert advice(stage.play(5)[-1], "lower_max_model_len").value == 4784
 
 
-def test_what_suffices_alone_comes_first_and_what_does_not_last():
-    """Within a rank the cheapest first, as the catalogue lists them."""
-    reading = storm(
-        max_num_seqs=32, tensor_parallel_size=1, num_kv_heads=8, gpu_memory_utilization=0.9, **MEMORY
-    )
-    ranks = [{True: 0, None: 1, False: 2}[each.suffices] for each in engine_of(reading).advice.fixes]
-    assert ranks == sorted(ranks)
-    assert fixes(reading)[0] == "lower_max_num_seqs"
-    assert ranks[-1] == 2
+def test_without_a_forecast_the_order_is_by_cost_and_what_may_do_harm_is_last():
+    """Flags, then another KV type, then more GPUs; fewer seats last; and no number is promised."""
+    part = STORM | {"running": waves}
+    known = {"max_num_seqs": 32, "tensor_parallel_size": 1, "num_kv_heads": 8, "gpu_memory_utilization": 0.9}
+    one = engine_of(storm(part=part, **known, **MEMORY)).advice
+    table = catalogue.load().fixes
+    costs = [catalogue.COSTS.index(table[each.fix].cost) for each in one.fixes[:-1]]
+    assert costs == sorted(costs)
+    assert one.fixes[-1].fix == "lower_max_num_seqs"
+    assert not any(each.gain or each.suffices for each in one.fixes)
+    assert "not been simulated" in one.sentence
 
 
 def test_what_will_not_help_is_said_with_a_reason():

@@ -153,11 +153,9 @@ def check_unknown(one: EngineReading) -> None:
     """What cannot be computed has no number."""
     if one.signals.kv_capacity_tokens is None:
         assert "kv" not in one.saturation
-        assert not any(advice.suffices for advice in one.advice.fixes if advice.fix == "fp8_kv_cache")
     if "max_num_seqs" not in one.server_facts.facts:
         assert "seats" not in one.saturation
-    for advice in one.advice.fixes:
-        assert advice.suffices is not True or advice.gain is not None or not advice.missing
+    assert not any(advice.suffices or advice.gain for advice in one.advice.fixes)  # no forecast was made
 
 
 def free(before: EngineReading, after: EngineReading) -> bool:

@@ -78,8 +78,9 @@ def test_a_storm_is_reported_with_evidence_and_ranked_flags(storm):
     text = "\n".join(report(storm))
     assert "preemption thrash (critical)" in text
     assert re.search(r"^  Preemptions per finished request: [0-9.]+ \(threshold 0\.40\)$", text, re.MULTILINE)
-    assert re.search(r"gain [0-9.]+x from KV cache capacity 6400, KV demand / capacity [0-9.]+, ", text)
-    assert "1. Let fewer requests run at once   --max-num-seqs" in text
+    assert re.search(r"Computed from KV cache capacity 6400, KV demand / capacity [0-9.]+, ", text)
+    assert "1. Keep some blocks free when admitting   --watermark 0.05" in text
+    assert "Ordered by cost, without gains" in text
     assert "What will not help" in text
     assert "Compute fewer tokens per step" in text
     assert check.exit_status(storm) == 2

@@ -332,7 +332,7 @@ def test_a_page_says_who_what_and_what_to_change():
     assert impact == entry.impact
     assert title == "What to change, best first:"
     assert [line[:3] for line in fixes] == ["1. ", "2. ", "3. "]
-    assert any("(--max-num-seqs " in line for line in fixes)
+    assert any("(--watermark " in line for line in fixes)
 
 
 def test_the_page_of_a_model_has_the_fixes_of_an_engine_in_it():

@@ -1,14 +1,16 @@
 """Collects the candidate fixes of a verdict and its findings, judges each and ranks them. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.fixes.case import QUEUES, Advice, Answer, Case, FixAdvice, RejectedFix
 from exporter.analysis.fixes.memory import MEMORY
+from exporter.analysis.fixes.ranking import by_cost, by_forecast, explain, merge
 from exporter.analysis.fixes.rows import ROWS
 from exporter.analysis.fixes.seats import SEATS
+from exporter.analysis.forecast import FORECAST_VERDICTS, EngineForecast
 from exporter.analysis.situation import Situation
 from exporter.vllm.names import version_key
 
@@ -31,16 +33,62 @@ _NO_ROUTING: Final = frozenset(
 _FIRST: Final = frozenset({"raise_max_loras", "check_kv_connector", "disable_async_scheduling"})
 _FIRST_IN_QUEUES: Final = frozenset({"abort_request"})
 _RULES: Final = {**MEMORY, **SEATS, **ROWS}
-_RANKS: Final = {True: 0, None: 1, False: 2}
 
 
-def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: bool = False) -> Advice:
-    """Return the fixes of a verdict and its findings: those that suffice alone first, then cheapest first.
+def advise(
+    s: Situation,
+    verdict: str,
+    findings: Sequence[str],
+    *,
+    imbalanced: bool = False,
+    forecast: EngineForecast | None = None,
+) -> Advice:
+    """Return the fixes of a verdict and its findings, and those that will not help.
 
-    With `imbalanced` one engine of the model carries far more than its share; no memory cures that.
+    This is the only place where a forecast meets them, so every surface shows the same order and numbers.
+
+    Args:
+        s: the engine's situation.
+        verdict: its verdict.
+        findings: its findings.
+        imbalanced: whether one engine of the model carries far more than its share; no memory cures that.
+        forecast: what was simulated, if anything. Only one that is trusted ranks fixes about capacity.
     """
-    table = catalogue.load()
     case = Case(s, verdict, tuple(findings))
+    advised, rejected = _judged(case)
+    trusted = forecast is not None and forecast.trusted and verdict in FORECAST_VERDICTS
+    if forecast is not None and trusted:
+        known = [one for one in forecast.fixes if not _is_too_old(s, one.fix)]
+        merge(advised, rejected, known)
+    flags = catalogue.load().fixes
+    advised = {
+        name: replace(one, flag=flags[name].flag_with(_shown(one.value))) for name, one in advised.items()
+    }
+    ranked = _ranked(verdict, advised, trusted=trusted)
+    if imbalanced and verdict not in _NO_ROUTING:
+        ranked.insert(0, FixAdvice(BALANCE))
+    useless = tuple(RejectedFix(name, reason) for name, reason in rejected.items())
+    return Advice(tuple(ranked), useless, explain(verdict, forecast, ranked))
+
+
+def _ranked(verdict: str, advised: Mapping[str, FixAdvice], *, trusted: bool) -> list[FixAdvice]:
+    """Order the fixes by forecast, or by cost.
+
+    A fix that is advised only where its cause is seen, and one that helps without a restart, comes first.
+    """
+    first = _FIRST | (_FIRST_IN_QUEUES if verdict in QUEUES else frozenset())
+    # Requests that wait for something else wait on every replica, so replicas come last.
+    last = "add_replicas" if verdict == "deferred_wait" else ""
+    fixes = list(advised.values())
+    keys = by_forecast(fixes) if trusted else {one.fix: by_cost(one) for one in fixes}
+    keys |= dict.fromkeys(first, ())
+    # Sorting is stable: where keys are equal, the catalogue's order stays.
+    return sorted(fixes, key=lambda one: (one.fix not in first, one.fix == last, keys[one.fix]))
+
+
+def _judged(case: Case) -> tuple[dict[str, FixAdvice], dict[str, str]]:
+    """Return the advised candidates in the catalogue's order, and the reasons against the others."""
+    table, verdict, findings = catalogue.load(), case.verdict, case.findings
     first_aid = table.findings[_FIRST_AID].fixes if _FIRST_AID in findings else ()
     objections = table.verdicts[verdict].not_help
     rejected = {name: reason for name, reason in objections.items() if name not in first_aid}
@@ -52,22 +100,12 @@ def advise(s: Situation, verdict: str, findings: Sequence[str], *, imbalanced: b
         if isinstance(answer, RejectedFix):
             rejected[name] = answer.reason
         else:
-            advised[name] = replace(answer, flag=table.fixes[name].flag_with(_shown(answer.value)))
+            advised[name] = answer
     objections_of = (table.findings[name].not_help for name in findings if name in table.findings)
     for name, reason in (pair for not_help in objections_of for pair in not_help.items()):
         if name not in advised:
             rejected.setdefault(name, reason)
-    # Sorting is stable: within a rank the catalogue's order, cheapest first, stays.
-    # What is advised only where its cause is seen, and what helps without a restart, comes before the others.
-    first = _FIRST | (_FIRST_IN_QUEUES if verdict in QUEUES else frozenset())
-    # Requests that wait for something else wait on every replica, so replicas come last.
-    last = "add_replicas" if verdict == "deferred_wait" else ""
-    ranked = sorted(
-        advised.values(), key=lambda one: (one.fix not in first, one.fix == last, _RANKS[one.suffices])
-    )
-    if imbalanced and verdict not in _NO_ROUTING:
-        ranked.insert(0, FixAdvice(BALANCE))
-    return Advice(tuple(ranked), tuple(RejectedFix(name, reason) for name, reason in rejected.items()))
+    return advised, rejected
 
 
 def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:
@@ -84,10 +122,16 @@ def _candidates(verdict: str, findings: Sequence[str]) -> list[str]:
 def _judge(name: str, case: Case) -> Answer:
     rule = _RULES.get(name)
     answer = FixAdvice(name) if rule is None else rule(name, case)
-    since = catalogue.load().fixes[name].since
-    if isinstance(answer, FixAdvice) and since and _is_older(case.s, since):
+    if isinstance(answer, FixAdvice) and _is_too_old(case.s, name):
+        since = catalogue.load().fixes[name].since
         return RejectedFix(name, f"It needs vLLM {since} or newer, and this server looks older.")
     return answer
+
+
+def _is_too_old(s: Situation, name: str) -> bool:
+    """Whether the server is too old for a fix."""
+    since = catalogue.load().fixes[name].since
+    return since is not None and _is_older(s, since)
 
 
 def _is_older(s: Situation, since: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from exporter.analysis.forecast import FixForecast
 from exporter.analysis.kv_demand import KvContext, context_per_request, need, seats_that_fit
 from exporter.analysis.situation import Situation
 from exporter.vllm.exposition import CacheConfig
@@ -23,14 +24,15 @@ class FixAdvice:
     fix: str  # its id in the catalogue
     value: float | int | str | None = None  # for the flag; None where none can be computed
     flag: str | None = None  # ready to paste, None where no flag does it
-    # KV capacity after the change / before, or demand before / after; None if unknown.
+    # Tokens/s after the change / now, and whether preemptions and queue are then over: by a trusted forecast.
     gain: float | None = None
-    suffices: bool | None = None  # whether it alone covers the need; None if unknown
+    suffices: bool | None = None
     # The numbers it was computed from, by name.
     inputs: Mapping[str, float | str] = field(default_factory=dict)
     # Settings or metrics that are needed to compute it, in words; empty if none are missing.
     missing: str = ""
     note: str = ""  # an assumption or a limit worth a sentence
+    forecast: FixForecast | None = None  # its simulated effect, where that is trusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Advice:
 
     fixes: tuple[FixAdvice, ...] = ()
     rejected: tuple[RejectedFix, ...] = ()
+    sentence: str = ""  # what the order rests on, and why there are no gains
 
 
 Answer = FixAdvice | RejectedFix
@@ -108,7 +111,3 @@ class Case:
     def minute(self) -> int:
         """Where the window of rates starts in the history."""
         return self.s.history.window_start(self.s.t - self.s.thresholds.window)
-
-    def enough(self, gain: float | None) -> bool | None:
-        """Whether a gain covers the need."""
-        return None if gain is None or self.need is None else gain >= self.need

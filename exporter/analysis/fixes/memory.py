@@ -1,4 +1,4 @@
-"""Fixes that enlarge the KV pool, with their gain. Pure."""
+"""Fixes that enlarge the KV pool, and by how much. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -6,11 +6,12 @@ from typing import Final
 
 from exporter.analysis.fixes.case import Answer, Case, FixAdvice, FixRule, Inputs, RejectedFix
 
-__all__ = ["MEMORY"]
+__all__ = ["MEMORY", "POOL_RATIO"]
 
 # Above this the memory outside the KV cache is too small for what models need temporarily.
 _MOST_UTILIZATION: Final = 0.93
 _FP8_GAIN: Final = 2.0
+POOL_RATIO: Final = "kv_capacity_ratio"
 _GPU_GIB: Final = "gpu_memory_gib"
 _KV_GIB: Final = "kv_cache_gib"
 _WEIGHTS_GIB: Final = "weights_gib"
@@ -37,7 +38,7 @@ def _raise_gpu_memory_utilization(name: str, case: Case) -> Answer:
         return FixAdvice(name, value=_MOST_UTILIZATION, missing=missing)
     gain = 1 + (_MOST_UTILIZATION - used) * gpu / kv
     inputs = case.memory | {"gpu_memory_utilization": used, _GPU_GIB: gpu, _KV_GIB: kv}
-    return _with_gain(name, case, gain, inputs, value=_MOST_UTILIZATION)
+    return _with_ratio(name, gain, inputs, value=_MOST_UTILIZATION)
 
 
 def _restarted_idle(case: Case) -> bool:
@@ -54,10 +55,9 @@ def _fp8_kv_cache(name: str, case: Case) -> Answer:
     inputs = case.memory | {"kv_cache_dtype": dtype}
     if dtype != "auto":
         note = "Twice the tokens; less on hybrid models."
-        return _with_gain(name, case, _FP8_GAIN, inputs, note=note)
+        return _with_ratio(name, _FP8_GAIN, inputs, note=note)
     note = "Up to twice the tokens if the cache is 16-bit now (auto does not tell); less on hybrid models."
-    suffices = None if case.need is None or case.need <= _FP8_GAIN else False
-    return FixAdvice(name, gain=_FP8_GAIN, suffices=suffices, inputs=inputs, note=note)
+    return _with_ratio(name, _FP8_GAIN, inputs, note=note)
 
 
 def _quantize_weights(name: str, case: Case) -> Answer:
@@ -65,7 +65,7 @@ def _quantize_weights(name: str, case: Case) -> Answer:
     if weights is None or kv is None:
         return FixAdvice(name, missing=f"set {_WEIGHTS_GIB} and {_KV_GIB} (vLLM logs both at start)")
     inputs = case.memory | {_WEIGHTS_GIB: weights, _KV_GIB: kv}
-    return _with_gain(name, case, 1 + weights / 2 / kv, inputs, note="Assumes weights of half the size.")
+    return _with_ratio(name, 1 + weights / 2 / kv, inputs, note="Assumes weights of half the size.")
 
 
 def _raise_tensor_parallel(name: str, case: Case) -> Answer:
@@ -81,12 +81,12 @@ def _raise_tensor_parallel(name: str, case: Case) -> Answer:
     inputs |= {"num_kv_heads": heads}
     if 2 * now <= heads:
         note = "KV heads are split over the GPUs; the weights' share comes on top." if freed is None else ""
-        return _with_gain(name, case, 2 * (1 + (freed or 0.0)), inputs, value=value, note=note)
+        return _with_ratio(name, 2 * (1 + (freed or 0.0)), inputs, value=value, note=note)
     if freed is None:
         missing = f"set {sizes}: beyond the KV heads only the weights make room"
         return FixAdvice(name, value=value, inputs=inputs, missing=missing)
     note = "Beyond the KV heads only the weights make room."
-    return _with_gain(name, case, 1 + freed, inputs, value=value, note=note)
+    return _with_ratio(name, 1 + freed, inputs, value=value, note=note)
 
 
 def _raise_pipeline_parallel(name: str, case: Case) -> Answer:
@@ -95,7 +95,7 @@ def _raise_pipeline_parallel(name: str, case: Case) -> Answer:
         return FixAdvice(name, missing="set pipeline_parallel_size")
     inputs = case.memory | {"pipeline_parallel_size": now}
     note = "Half the layers per GPU: twice the tokens, and the room that the weights leave."
-    return _with_gain(name, case, 2.0, inputs, value=int(2 * now), note=note)
+    return _with_ratio(name, 2.0, inputs, value=int(2 * now), note=note)
 
 
 def _lower_max_model_len(name: str, case: Case) -> Answer:
@@ -108,13 +108,14 @@ def _lower_max_model_len(name: str, case: Case) -> Answer:
         return RejectedFix(name, "Requests of the maximum length fit.")
     note = "Longer requests are rejected at once instead of waiting without end."
     inputs: Inputs = {"kv_capacity_tokens": capacity}
-    return FixAdvice(name, fits, suffices=exceeds or None, inputs=inputs, note=note)
+    return FixAdvice(name, fits, inputs=inputs, note=note)
 
 
-def _with_gain(
-    name: str, case: Case, gain: float, inputs: Inputs, *, value: float | None = None, note: str = ""
+def _with_ratio(
+    name: str, ratio: float, inputs: Inputs, *, value: float | None = None, note: str = ""
 ) -> FixAdvice:
-    return FixAdvice(name, value, gain=gain, suffices=case.enough(gain), inputs=inputs, note=note)
+    """Return the advice with KV capacity after the change / before, which a simulation of it needs."""
+    return FixAdvice(name, value, inputs=inputs | {POOL_RATIO: round(ratio, 3)}, note=note)
 
 
 MEMORY: Final[Mapping[str, FixRule]] = {

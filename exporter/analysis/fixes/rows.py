@@ -37,14 +37,12 @@ class _If:
     note: str = ""  # of the advice
     inputs: Callable[[Case], Inputs] = lambda _case: {}  # numbers that support the advice
     value: float | Callable[[Case], float] | None = None  # for the flag
-    suffices: Callable[[Case], bool | None] = lambda _case: None  # whether it alone cures this case
 
     def __call__(self, name: str, case: Case) -> Answer:
         if not self.applies(case):
             return RejectedFix(name, self.reason)
-        suffices = self.suffices(case)
         value = self.value(case) if callable(self.value) else self.value
-        return FixAdvice(name, value, suffices=suffices, inputs=self.inputs(case), note=self.note)
+        return FixAdvice(name, value, inputs=self.inputs(case), note=self.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +51,13 @@ class _Change:
 
     fact: str  # the setting
     new: Callable[[float], float]  # its new value by its present one
-    gain: float | None = None  # of the advice
     note: str = ""  # of the advice
 
     def __call__(self, name: str, case: Case) -> Answer:
         now = case.s.number(self.fact)
         if now is None:
             return FixAdvice(name, missing=f"set {self.fact}")
-        return FixAdvice(name, self.new(now), gain=self.gain, inputs={self.fact: now}, note=self.note)
+        return FixAdvice(name, self.new(now), inputs={self.fact: now}, note=self.note)
 
 
 def _enable_prefix_caching(name: str, case: Case) -> Answer:
@@ -145,7 +142,6 @@ ROWS: Final[Mapping[str, FixRule]] = {
         lambda case: case.s.server_facts.get(_RESERVE) is False,
         "It is on by default since vLLM 0.19, and no setting shows that it is off here.",
         "It is off: prompts are admitted by their first chunk and run out of blocks half-way.",
-        suffices=lambda case: True if case.verdict == "preemption_thrash" else None,
     ),
     "drop_full_prompt_reservation": _If(
         lambda case: case.s.server_facts.get(_RESERVE) is not False,
@@ -192,7 +188,7 @@ ROWS: Final[Mapping[str, FixRule]] = {
         lambda case: case.verdict != "data_untrusted" or "stale_gauges" in case.findings,
         "The gauges are fresh.",
     ),
-    "raise_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: int(2 * now), gain=2.0),
+    "raise_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: int(2 * now)),
     "lower_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: max(1, int(now / 2))),
     "lower_gpu_memory_utilization": _Change(
         "gpu_memory_utilization",

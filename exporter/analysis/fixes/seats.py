@@ -11,8 +11,6 @@ __all__ = ["SEATS"]
 # Verdicts under which replicas are counted by seats; under others by KV.
 _BY_SEATS: Final = frozenset({"seat_bound", "deferred_wait", "queue_not_kv", "prefill_bound"})
 
-_NOT_SHORT: Final = frozenset({"deferred_wait", "queue_not_kv"})
-
 
 def _lower_max_num_seqs(name: str, case: Case) -> Answer:
     s = case.s
@@ -23,14 +21,15 @@ def _lower_max_num_seqs(name: str, case: Case) -> Answer:
         return RejectedFix(name, f"No number: it {missing}.")
     plateau = s.history.mean("requests_running", case.minute) or 0.0
     most = s.history.highest("requests_running", case.minute) or 0.0
-    fit = max(case.fit, s.baseline.calm_running())
+    # Never below the mean: that many run now, between their preemptions.
+    fit = max(case.fit, s.baseline.calm_running(), math.floor(plateau))
     if fit <= 1:
         return RejectedFix(name, "One request alone nearly fills the cache.")
     if fit >= most or (s.seats is not None and fit >= s.seats):
         return RejectedFix(name, f"At most {most:.0f} run, and a limit of {fit} would not change that.")
     inputs = case.memory | {"held_tokens": round(case.context.mean, 1), "held_from": case.context.source}
-    note = f"{plateau:.0f} run on average now, and their preemptions cost more than fewer seats do."
-    return FixAdvice(name, fit, gain=most / fit, suffices=True, inputs=inputs, note=note)
+    note = f"{plateau:.0f} run on average now. Fewer seats can cost throughput: watch tokens/s."
+    return FixAdvice(name, fit, inputs=inputs, note=note)
 
 
 def _raise_max_num_seqs(name: str, case: Case) -> Answer:
@@ -42,10 +41,9 @@ def _raise_max_num_seqs(name: str, case: Case) -> Answer:
     if value <= s.seats:
         return RejectedFix(name, "The KV cache holds no more requests than there are seats.")
     inputs: Inputs = {"max_num_seqs": s.seats, "requests_waiting": round(wanted - s.seats, 1)}
-    gain = value / s.seats
     if case.fit is None:
-        return FixAdvice(name, value, gain=gain, inputs=inputs, missing="needs lengths to see what KV allows")
-    return FixAdvice(name, value, gain=gain, suffices=value >= wanted, inputs=inputs | case.memory)
+        return FixAdvice(name, value, inputs=inputs, missing="needs lengths to see what KV allows")
+    return FixAdvice(name, value, inputs=inputs | case.memory)
 
 
 def _add_replicas(name: str, case: Case) -> Answer:
@@ -57,9 +55,7 @@ def _add_replicas(name: str, case: Case) -> Answer:
     more = max(1, math.ceil(wanted) - 1)
     inputs: Inputs = {"need_ratio": round(wanted, 3)}
     note = f"{more} more of the same would hold all running and waiting requests."
-    # Where requests wait for something that no replica brings, more of them do not suffice.
-    suffices = None if case.verdict in _NOT_SHORT else True
-    return FixAdvice(name, value=more, gain=1.0 + more, suffices=suffices, inputs=inputs, note=note)
+    return FixAdvice(name, value=more, inputs=inputs, note=note)
 
 
 def _raise_max_loras(name: str, case: Case) -> Answer:
@@ -67,7 +63,7 @@ def _raise_max_loras(name: str, case: Case) -> Answer:
     if lora is None or lora.slots is None or lora.waiting < 1 or lora.running < lora.slots:
         return RejectedFix(name, "No adapter waits for a slot.")
     inputs: Inputs = {"max_loras": lora.slots, "adapters_waiting": lora.waiting}
-    return FixAdvice(name, lora.slots + lora.waiting, suffices=True, inputs=inputs)
+    return FixAdvice(name, lora.slots + lora.waiting, inputs=inputs)
 
 
 SEATS: Final[Mapping[str, FixRule]] = {

@@ -13,6 +13,7 @@ from exporter.analysis.words import WORDS, label, number
 from exporter.publish.page.text import SEVERITY_WORDS, short, title
 from exporter.publish.page.timeline import Track
 from exporter.publish.page.view import TargetView, View
+from exporter.publish.status import effects, inputs_of
 
 __all__ = ["engine_card", "impact"]
 
@@ -29,7 +30,6 @@ _CHARTED: Final = (
     "generation_tokens_per_second",
 )
 _NO_HARM: Final = "None."  # the catalogue's word for an impact or a risk that is none
-_SUFFICES: Final = {True: "suffices alone", False: "not enough alone"}
 
 
 def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dict[str, Any]:
@@ -92,22 +92,15 @@ def _tiles(engine: EngineReading) -> Sequence[tuple[str, str | None, str]]:
 
 def _fix(advice: FixAdvice) -> Mapping[str, Any]:
     fix = catalogue.load().fixes[advice.fix]
-    tags = [_SUFFICES[advice.suffices]] if advice.suffices is not None else []
-    if advice.gain is not None:
-        tags.append(f"gain {advice.gain:.2f}x")
-    inputs = [
-        f"{label(name)} {value if isinstance(value, str) else number(name, value)}"
-        for name, value in advice.inputs.items()
-    ]
     notes = [advice.note, f"No number: {advice.missing}." if advice.missing else ""]
     details = (
         ("Effect", fix.effect),
-        ("Computed from", ", ".join(inputs)),
+        ("Computed from", inputs_of(advice)),
         ("Only if", " ".join(fix.conditions)),
     )
     return {
         "fix": fix,
-        "tags": tags,
+        "tags": effects(advice),
         "flag": advice.flag,
         "notes": [note for note in notes if note],
         "risk": "" if fix.risk == _NO_HARM else fix.risk,
