@@ -75,7 +75,8 @@ ROOMS = {
     ),
     "rules": Room(
         (
-            "exporter.config", "exporter.analysis.catalogue", "exporter.analysis.words",
+            "exporter.config", "exporter.analysis.catalogue", "exporter.analysis.relief",
+            "exporter.analysis.words",
             "exporter.publish.alerts.table", "exporter.publish.metrics.table", "exporter.vllm.names",
         ),
         OUTSIDE - HTTP - CLOCK,

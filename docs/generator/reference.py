@@ -12,6 +12,7 @@ from typing import Final
 from docs.generator.options import options_table
 from exporter.analysis import catalogue
 from exporter.analysis.conditions import HEALTHY, ORDER, Condition
+from exporter.analysis.relief import paid
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS, MetricRow
 from exporter.vllm.names import CACHE_LABEL_SINCE, NAMES, Name
 
@@ -65,12 +66,12 @@ def finding_table() -> str:
 
 
 def fix_table() -> str:
-    """Return every fix with flag, effect and risk."""
-    rows = ["| fix | flag | what it does to the KV cache | risk |", "|---|---|---|---|"]
+    """Return every fix with flag, cost, effect and risk."""
+    rows = ["| fix | flag | cost | what it does to the KV cache | risk |", "|---|---|---|---|---|"]
     for fix in catalogue.load().fixes.values():
         flag = f"`{fix.flag.replace('{value}', 'N')}`" if fix.flag else "-"
         since = f" (vLLM {fix.since}+)" if fix.since else ""
-        rows.append(f"| `{fix.name}` | {flag}{since} | {fix.effect} | {fix.risk} |")
+        rows.append(f"| `{fix.name}` | {flag}{since} | {paid(fix)} | {fix.effect} | {fix.risk} |")
     return "\n".join(rows) + "\n"
 
 

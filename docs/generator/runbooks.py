@@ -12,6 +12,7 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict, Watching
+from exporter.analysis.relief import NOW, limit_words, paid, relief
 from exporter.publish.alerts.table import alerts
 from exporter.rules import native, sidecar
 from exporter.rules.form import alert_names
@@ -67,6 +68,9 @@ def pages() -> Mapping[str, Page]:
 def head(page: Page) -> str:
     """Return the head of a page, with its markers."""
     lines = [_BEGIN, f"# {page.alert}", "", page.summary, "", f"**Severity:** {page.severity}"]
+    if isinstance(page.entry, Verdict) and page.entry.now:
+        deeds = relief(page.entry.name, Severity.WARNING, limit_words(None))
+        lines += ["", f"**{NOW}:**", "", *(f"* {deed}" for deed in deeds)]
     if page.entry.fixes:
         lines += ["", *_fix_table(page.entry)]
     return "\n".join([*lines, _END])
@@ -136,10 +140,10 @@ def _native_severity(name: str, severity: str, made: Mapping[str, Page]) -> str:
 
 
 def _fix_table(entry: Verdict | Finding | Watching) -> list[str]:
-    rows = ["| fix | change | flag | when |", "|---|---|---|---|"]
+    rows = ["| fix | change | flag | cost | when |", "|---|---|---|---|---|"]
     for fix in map(catalogue.load().fixes.__getitem__, entry.fixes):
         flag = "" if fix.flag is None else f"`{fix.flag_with(None)}`"
-        rows.append(f"| `{fix.name}` | {fix.title} | {flag} | {' '.join(fix.conditions)} |")
+        rows.append(f"| `{fix.name}` | {fix.title} | {flag} | {paid(fix)} | {' '.join(fix.conditions)} |")
     return rows
 
 

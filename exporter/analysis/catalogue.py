@@ -19,7 +19,8 @@ except ImportError:
     from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
 
 __all__ = [
-    "COSTS", "TOPICS", "Catalogue", "Check", "Cost", "Finding", "Fix", "Scope", "Severity", "Timing",
+    "COSTS", "TOPICS", "Catalogue", "Check", "Cost", "Finding", "Fix", "Relief", "Scope", "Severity",
+    "Timing",
     "Verdict", "Watching", "load",
 ]  # fmt: skip
 
@@ -95,6 +96,7 @@ class Verdict(_Entry):
     model_alert: str | None = None  # the rule that pages for the whole model
     critical_when: str | None = None  # what raises the severity to critical
     of_target: bool = False  # also the verdict of a target of which no engine can be read
+    now: tuple[str, ...] = ()  # names of what helps at once, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,15 @@ class Watching(_Entry):
     def rule(self) -> str:
         """The name of its alert."""
         return self.alert or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """Something that helps at once, without a restart."""
+
+    name: str
+    action: str  # ``{limit}`` stands for a number of requests in words
+    effect: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +156,13 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Verdicts (in order of precedence), findings, fixes and faults of the exporter itself, each by name."""
+    """Verdicts (in order of precedence), findings, fixes, relief and faults of the exporter, each by name."""
 
     verdicts: Mapping[str, Verdict]
     findings: Mapping[str, Finding]
     fixes: Mapping[str, Fix]
     watching: Mapping[str, Watching]
+    relief: Mapping[str, Relief]
 
     def entry(self, name: str) -> Verdict | Finding:
         """Return the verdict or finding of that name; KeyError where there is none."""
@@ -167,6 +179,7 @@ def load() -> Catalogue:
         _table(Finding, document["findings"]),
         _table(Fix, document["fixes"]),
         _table(Watching, document["watching"]),
+        _table(Relief, document["relief"]),
     )
 
 
@@ -186,6 +199,7 @@ _VALUES: Final[Mapping[str, Callable[[Any], object]]] = {
     "confirm": lambda checks: tuple(Check(**check) for check in checks),
     "timing": lambda timing: Timing(**timing),
     "fixes": tuple,
+    "now": tuple,
     "conditions": tuple,
     "not_help": MappingProxyType,
 }

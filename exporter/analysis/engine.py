@@ -14,6 +14,7 @@ from exporter.analysis.history import History
 from exporter.analysis.kv_demand import KvContext, context_per_request, need
 from exporter.analysis.pace import PaceWatch
 from exporter.analysis.queue_causes import QueueCauses
+from exporter.analysis.relief import gateway_limit
 from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.signals import Signals, Windows, compute, stale
 from exporter.analysis.situation import Situation, describe
@@ -53,6 +54,7 @@ class EngineReading:
     verdict_seconds: Mapping[str, float]  # seconds in each verdict since the engine was first seen
     findings: tuple[str, ...] = ()  # names of the facts beside the verdict
     advice: Advice = field(default_factory=Advice)  # what to change, and what will not help
+    gateway_limit: int | None = None  # requests to allow at once at a gateway; None if unknown or of no use
     # The known settings of its server, and their sources.
     server_facts: ServerFacts = field(default_factory=ServerFacts)
     # Demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
@@ -77,6 +79,7 @@ class Engine:
         self._t: float | None = None
         self._verdict_seconds = dict.fromkeys(ENGINE_VERDICTS, 0.0)
         self._advice = Advice()
+        self._gateway_limit: int | None = None
         self._context: KvContext | None = None
         self._renewed_for: object = None
         self._renewed_at = 0.0
@@ -139,6 +142,7 @@ class Engine:
             verdict_seconds=self._verdict_seconds,
             findings=names,
             advice=self._advice,
+            gateway_limit=self._gateway_limit,
             server_facts=server_facts,
             saturation=_saturation(situation, self._context),
             forecast=self._forecast,
@@ -163,6 +167,7 @@ class Engine:
                 judgement=judgement,
                 findings=(),
                 advice=Advice(),
+                gateway_limit=None,
                 saturation={},
                 forecast=None,
             )
@@ -185,6 +190,7 @@ class Engine:
         reason = (verdict, names, imbalanced, s.server_facts)
         if reason != self._renewed_for or s.t - self._renewed_at >= RENEW_SECONDS:
             self._advice = advise(s, verdict, names, imbalanced=imbalanced, forecast=self._forecast)
+            self._gateway_limit = gateway_limit(s, verdict)
             self._context = context_per_request(s)
             self._renewed_for, self._renewed_at = reason, s.t
 

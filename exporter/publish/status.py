@@ -9,6 +9,7 @@ from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import EngineReading, ModelReading, TargetReading
+from exporter.analysis.relief import limit_words, relief
 from exporter.analysis.target_verdict import REACHABLE, TargetJudgement
 from exporter.analysis.words import label, number
 from exporter.vllm.exposition import EngineKey
@@ -172,11 +173,12 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
     shown = _engine(engine)
     for document in shown["fixes"]:
         fix = table.fixes[document["fix"]]
-        document |= {"title": fix.title, "action": fix.action}
+        document |= {"title": fix.title, "action": fix.action, "cost": fix.cost, "restart": fix.restarts}
     return {
         **shown,
         "summary": entry.summary,
         "meaning": entry.meaning,
+        "now": list(relief(entry.name, engine.judgement.severity, limit_words(engine.gateway_limit))),
         "since_seconds": round(now - engine.judgement.since, 3),
         "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
         "forecast": _forecast(engine, now),

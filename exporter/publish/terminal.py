@@ -9,6 +9,7 @@ from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.relief import NOW, limit_words, loss, paid, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.alerts.table import NUMBERS
@@ -44,6 +45,7 @@ def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
         yield f"  {entry.summary}"
         if reading.error:
             yield f"  last poll: {reading.error}"
+        yield from _now(relief(judgement.verdict, judgement.severity, limit_words(None)))
         yield from _todo(tuple(table.fixes[name].action for name in judgement.fixes))
     for finding in judgement.findings:
         yield f"Target: {paint(_title(finding), judgement.severity)}"
@@ -73,6 +75,7 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     yield f"  {table.verdicts[judgement.verdict].summary}"
     known = engine.signals.known()
     yield "  " + ", ".join(signal.phrase(known[signal.name]) for signal in _SHOWN if signal.name in known)
+    yield from _now(relief(judgement.verdict, judgement.severity, limit_words(engine.gateway_limit)))
     if judgement.evidence:
         yield "Why"
         for evidence in judgement.evidence:
@@ -84,21 +87,29 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
         if engine.advice.sentence:
             yield f"  {inert(engine.advice.sentence)}"
         for rank, advice in enumerate(engine.advice.fixes, start=1):
-            yield from _advice(rank, advice)
+            yield from _advice(rank, advice, engine.signals.requests_running)
     if engine.advice.rejected:
         yield "What will not help"
         for each in engine.advice.rejected:
             yield f"  {table.fixes[each.fix].title}: {each.reason}"
 
 
-def _advice(rank: int, advice: FixAdvice) -> Iterator[str]:
+def _now(deeds: tuple[str, ...]) -> Iterator[str]:
+    if deeds:
+        yield NOW
+        yield from (f"  * {deed}" for deed in deeds)
+
+
+def _advice(rank: int, advice: FixAdvice, running: float | None) -> Iterator[str]:
     fix = catalogue.load().fixes[advice.fix]
     flag = f"   {advice.flag}" if advice.flag else ""
     tags = "".join(f"  ({tag})" for tag in effects(advice))
-    yield f"  {rank}. {fix.title}{flag}{tags}"
+    short = f"  ({paid(fix)})" if rank > _IN_FULL else ""
+    yield f"  {rank}. {fix.title}{flag}{tags}{short}"
     if rank > _IN_FULL:
         return
     yield f"     {fix.action}"
+    yield f"     Cost: {loss(fix, running)}."
     if advice.inputs:
         yield f"     Computed from {inputs_of(advice)}"
     for text in (advice.note, advice.missing and f"No number: {advice.missing}."):

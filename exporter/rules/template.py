@@ -7,17 +7,15 @@ fixes would be three alerts, and as a label a new order would close one page and
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Scope, Verdict
+from exporter.analysis.relief import limit_words
 from exporter.analysis.words import Signal
-from exporter.publish.alerts.table import FIXES_SHOWN, description, fix_line, subject
+from exporter.publish.alerts.table import FIXES_HEAD, FIXES_SHOWN, description, fix_line, subject
 from exporter.rules.promql import Series
 
-__all__ = ["asked", "fixes_of", "lines", "matchers", "number", "one_of", "place", "text"]
-
-_MARK: Final = "@@"
+__all__ = ["asked", "fixes_of", "gateway_limit", "lines", "matchers", "number", "one_of", "place", "text"]
 
 
 def place(labels: Sequence[str], server: str) -> str:
@@ -54,6 +52,13 @@ def number(one: Signal, expr: str) -> str:
     return f'\n{{{{- with {asked(scale + expr)} }}}}{{{{ $sep }}}}{words}{{{{ $sep = ", " }}}}{{{{ end }}}}'
 
 
+def gateway_limit(series: Series, within: str = "") -> str:
+    """Return code that puts the limit for a gateway into words; `within` as of `lines`."""
+    known = limit_words("{{ . | first | value }}")
+    smallest = asked(f"min({series.last('gateway_limit_requests', '%s')}{within})")
+    return f"{{{{ with {smallest} }}}}{known}{{{{ else }}}}{limit_words(None)}{{{{ end }}}}"
+
+
 def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
     """Return code that prints the advised fixes, one per line, by rank at the time of the alert.
 
@@ -63,11 +68,9 @@ def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
         within: PromQL after the ranks that keeps some of them, with ``%s`` for the matchers.
     """
     ranks = f"min by (fix) ({series.last('fix_rank', '%s')}{within})"
-    told = description(entry, "", (), [fix_line("{{ . | value }}", _MARK)])
-    head, line = told.splitlines()[-2:]
     first = asked(f"sort(bottomk({FIXES_SHOWN}, {ranks}))")
-    each = "{{- range . }}\n" + line.replace(_MARK, _titles(entry.fixes)) + "\n{{- end }}"
-    return f"\n{{{{- with {first} }}}}\n{head}\n{each}{{{{ end }}}}"
+    line = fix_line("{{ . | value }}", _titles(entry.fixes))
+    return f"\n{{{{- with {first} }}}}\n{FIXES_HEAD}\n{{{{- range . }}}}\n{line}\n{{{{- end }}}}{{{{ end }}}}"
 
 
 def _titles(fixes: Iterable[str]) -> str:
@@ -80,7 +83,7 @@ def _titles(fixes: Iterable[str]) -> str:
 
 def _title(name: str) -> str:
     fix = catalogue.load().fixes[name]
-    return fix.title + (f" ({fix.flag.split()[0]})" if fix.flag else "")
+    return fix_line("", fix.title, fix.flag and fix.flag.split()[0], restarts=fix.restarts).removeprefix(". ")
 
 
 def fixes_of(entry: Verdict | Finding) -> tuple[str, ...]:
@@ -99,14 +102,15 @@ def text(
     where: str,
     numbers: Sequence[str] = (),
     listed: Sequence[str] = (),
+    limit: str = limit_words(None),
 ) -> str:
     """Return a whole description as code, in the words of the direct push.
 
     `where` is code of `place`, `numbers` code of `number`; each number writes its own comma, because any may
-    be unknown. `listed`: fixes in words, where they are not ranked.
+    be unknown. `listed`: fixes in words, where they are not ranked. `limit`: code of `gateway_limit`.
     """
     who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=where)
     if not numbers:
-        return description(entry, who, (), listed)
+        return description(entry, who, (), listed, limit)
     told = "".join(numbers) + '\n{{- "" }}'
-    return '{{- $sep := " " -}}\n' + description(entry, who, (told,), listed)
+    return '{{- $sep := " " -}}\n' + description(entry, who, (told,), listed, limit)

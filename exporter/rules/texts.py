@@ -67,7 +67,8 @@ class Texts:
         numbers += [
             template.number(one, f"max({self._series.most(one.name, '%s')}{within})") for one in NUMBERS
         ]
-        said = template.text(entry, scope, self.place(scope), numbers)
+        limit = template.gateway_limit(self._series, within)
+        said = template.text(entry, scope, self.place(scope), numbers, (), limit)
         return template.matchers(self._labels[scope]) + said + template.lines(entry, self._series, within)
 
     def _verdict(self, name: str) -> str:

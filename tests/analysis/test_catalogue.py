@@ -484,7 +484,7 @@ def wrong_form(key, value):
 
 def test_every_value_of_the_file_has_its_form(document):
     """Unknown and missing keys do not get this far: they are arguments of the classes."""
-    assert document.keys() == {"verdicts", "findings", "fixes", "watching"}
+    assert document.keys() == {"verdicts", "findings", "fixes", "watching", "relief"}
     wrong = [
         f"{path}: {fault}, got {value!r}"
         for key, value, path in leaves("", document, "")

@@ -11,6 +11,7 @@ from support.servers import Server
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.fixes import Advice, FixAdvice
+from exporter.analysis.relief import paid
 from exporter.commands import check
 from exporter.config import AnalysisConfig
 from exporter.publish.terminal import coloured, headline, plain, report
@@ -92,10 +93,11 @@ def test_a_fix_without_a_flag_shows_its_title_alone(storm):
     fixes = catalogue.load().fixes
     advice = Advice(tuple(FixAdvice(name, flag=fix.flag_with(None)) for name, fix in fixes.items()))
     lines = list(report(replace(storm, engines={engine.key: replace(engine, advice=advice)})))
-    ranks = {name: f"  {rank}. {fix.title}" for rank, (name, fix) in enumerate(fixes.items(), start=1)}
     expected = [
-        ranks[name] + (f"   {advised.flag}" if advised.flag else "")
-        for name, advised in zip(fixes, advice.fixes, strict=True)
+        f"  {rank}. {fix.title}"
+        + (f"   {advised.flag}" if advised.flag else "")
+        + (f"  ({paid(fix)})" if rank > 3 else "")
+        for rank, (fix, advised) in enumerate(zip(fixes.values(), advice.fixes, strict=True), start=1)
     ]
     assert [line for line in expected if line not in lines] == []
     assert [line for line in lines if line.endswith("-")] == []

@@ -27,7 +27,10 @@ PANELS = [(name, panel) for name in NAMES for panel in every_panel(name)]
 PANEL_IDS = [f"{name}: {panel['title']}" for name, panel in PANELS]
 DRAWN = ("timeseries", "stat", "bargauge", "heatmap", "table")
 # Exported, and on no dashboard; each with the reason.
-NOT_SHOWN: dict[str, str] = {"target_severity": "the severities of the engines show it"}
+NOT_SHOWN: dict[str, str] = {
+    "target_severity": "the severities of the engines show it",
+    "gateway_limit_requests": "a number of the alert's text, which the status page has too",
+}
 # What every process of prometheus-client tells, and vLLM's too.
 PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"}
 # Prometheus makes this one of alerting rules.

@@ -11,6 +11,7 @@ from support.scenes import Stage, first
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.relief import limit_words, relief
 from exporter.config import AlertmanagerConfig
 from exporter.publish.alerts.tracker import LIFETIMES, ActiveAlerts, Notice
 from exporter.rules import sidecar
@@ -321,18 +322,21 @@ def _storm() -> dict[str, Notice]:
 
 
 def test_a_page_says_who_what_and_what_to_change():
-    """Engine, numbers, impact, and the best fixes with their flags in the order of their rank."""
+    """Engine, numbers, impact, what helps at once, and the best fixes with their flags and costs."""
     notice = _storm()["VllmPreemptionThrash warning"]
     entry = catalogue.load().verdicts["preemption_thrash"]
     assert notice.annotations["summary"] == entry.summary
     assert notice.annotations["runbook_url"].endswith("/VllmPreemptionThrash.md")
-    head, impact, title, *fixes = notice.annotations["description"].split("\n")
+    head, impact, now, *deeds, title, first, second, third = notice.annotations["description"].split("\n")
     assert head.startswith("tiny-llama engine 0 (eu/prod/vllm-0): KV usage peak ")
     assert "preemptions/s" in head
     assert impact == entry.impact
-    assert title == "What to change, best first:"
-    assert [line[:3] for line in fixes] == ["1. ", "2. ", "3. "]
-    assert any("(--watermark " in line for line in fixes)
+    assert now == "Now, without a restart:"
+    assert deeds == [f"* {deed}" for deed in relief(entry.name, Severity.WARNING, limit_words(None))]
+    assert title == "What to change, best first; a restart loses what runs and takes minutes:"
+    assert [line[:3] for line in (first, second, third)] == ["1. ", "2. ", "3. "]
+    watermark = next(line for line in (first, second, third) if "(--watermark " in line)
+    assert watermark.endswith(") [restart]")
 
 
 def test_the_page_of_a_model_has_the_fixes_of_an_engine_in_it():

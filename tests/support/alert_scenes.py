@@ -176,7 +176,12 @@ def raised_tale(alert: str, entry: Verdict) -> Tale:
         quiet=engines(2),
         trouble=engines(3),
         below=engines(3, 11),
-        steady={**NUMBERS, **ranks(entry), **other},
+        steady={
+            **NUMBERS,
+            **ranks(entry),
+            **other,
+            of("vllm_pressure_gateway_limit_requests", **ENGINE): "20",
+        },
         exact=True,
     )
 

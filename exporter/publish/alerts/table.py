@@ -10,11 +10,12 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Scope, Severity, Verdict
+from exporter.analysis.relief import NOW, limit_words, relief
 from exporter.analysis.words import WORDS
 
 __all__ = [
-    "DASHBOARDS", "FIXES_SHOWN", "IDENTITY", "NUMBERS", "PAGE_SHARE", "RUNBOOK_BASE", "WORST_ENGINE", "Alert",
-    "alerts", "dashboard_url", "description", "fix_line", "runbook_url", "subject",
+    "DASHBOARDS", "FIXES_HEAD", "FIXES_SHOWN", "IDENTITY", "NUMBERS", "PAGE_SHARE", "RUNBOOK_BASE",
+    "WORST_ENGINE", "Alert", "alerts", "dashboard_url", "description", "fix_line", "runbook_url", "subject",
 ]  # fmt: skip
 
 _REPOSITORY: Final = "https://github.com/vllm-preemption-exporter/vllm-preemption-exporter"
@@ -33,6 +34,7 @@ DASHBOARDS: Final[Mapping[str, str]] = {
     "target": "vllm-pressure-engine",
     "exporter": "vllm-pressure-exporter",
 }
+FIXES_HEAD: Final = "What to change, best first; a restart loses what runs and takes minutes:"
 # A page lists the best fixes; the others are in the runbook.
 FIXES_SHOWN: Final = 3
 # A model pages when at least one engine, and this share of its engines, are in a critical verdict.
@@ -111,20 +113,33 @@ def subject(scope: Scope, *, model: str = "", engine: str = "", where: str = "")
     return names[scope] + where
 
 
-def fix_line(rank: int | str, title: str, flag: str | None = None) -> str:
-    """Return the line of one fix: ``1. Cap the seats (--max-num-seqs 16)``."""
-    return f"{rank}. {title}" + (f" ({flag})" if flag else "")
+def fix_line(rank: int | str, title: str, flag: str | None = None, *, restarts: bool = False) -> str:
+    """Return the line of one fix: ``1. Cap the seats (--max-num-seqs 16) [restart]``."""
+    return f"{rank}. {title}" + (f" ({flag})" if flag else "") + (" [restart]" if restarts else "")
 
 
-def description(entry: Verdict | Finding, who: str, numbers: Sequence[str], fixes: Iterable[str]) -> str:
-    """Return the description of an alert: subject, numbers, impact on users, fixes.
+def description(
+    entry: Verdict | Finding,
+    who: str,
+    numbers: Sequence[str],
+    fixes: Iterable[str],
+    limit: str = limit_words(None),
+) -> str:
+    """Return the description of an alert: subject, numbers, impact on users, what helps at once, fixes.
 
     Args:
         entry: its verdict or finding.
         who: as `subject` gives it.
         numbers: ``KV usage peak 97%`` and the like, in the order of `NUMBERS`.
         fixes: lines of `fix_line`, best first, or template code that yields such lines.
+        limit: as `limit_words` gives it, or template code that yields that.
     """
     shown, advised = ", ".join(numbers), list(fixes)
-    head = ["What to change, best first:"] if advised else []
-    return "\n".join([f"{who}: {shown}." if shown else f"{who}.", entry.impact, *head, *advised])
+    now = _now(entry, limit)
+    head = [FIXES_HEAD] if advised else []
+    return "\n".join([f"{who}: {shown}." if shown else f"{who}.", entry.impact, *now, *head, *advised])
+
+
+def _now(entry: Verdict | Finding, limit: str) -> list[str]:
+    deeds = relief(entry.name, entry.severity, limit) if isinstance(entry, Verdict) else ()
+    return [f"{NOW}:", *(f"* {deed}" for deed in deeds)] if deeds else []

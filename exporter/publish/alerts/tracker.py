@@ -12,6 +12,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.relief import limit_words
 from exporter.config import AlertmanagerConfig
 from exporter.publish.alerts import table
 from exporter.publish.alerts.table import Alert
@@ -136,7 +137,10 @@ class ActiveAlerts:
     def _description(self, candidate: _Candidate) -> str:
         model, engine = (candidate.labels.get(name, "") for name in ("model_name", "engine"))
         who = table.subject(candidate.alert.scope, model=model, engine=engine, where=self._where)
-        return table.description(candidate.alert.entry, who, tuple(_numbers(candidate)), _fixes(candidate))
+        limits = [each.gateway_limit for each in candidate.engines if each.gateway_limit is not None]
+        numbers, fixes = tuple(_numbers(candidate)), _fixes(candidate)
+        limit = limit_words(min(limits, default=None))
+        return table.description(candidate.alert.entry, who, numbers, fixes, limit)
 
 
 def _alert(rows: _Table, scope: str, name: str, severity: Severity | None = None) -> Iterator[Alert]:
@@ -215,4 +219,4 @@ def _fixes(candidate: _Candidate) -> Iterable[str]:
         # Flags without a value, which is not computed.
         flags = {name: (fixes[name].flag or "").partition(" ")[0] for name in candidate.alert.entry.fixes}
     for rank, (name, flag) in enumerate(list(flags.items())[: table.FIXES_SHOWN], start=1):
-        yield table.fix_line(rank, fixes[name].title, flag)
+        yield table.fix_line(rank, fixes[name].title, flag, restarts=fixes[name].restarts)

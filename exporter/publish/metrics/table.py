@@ -49,6 +49,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("verdict_seconds", "counter", (*_ENGINE, "verdict"), "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time."),
     MetricRow("finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine."),
     MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the best."),
+    MetricRow("gateway_limit_requests", "gauge", _ENGINE, "Requests to allow at once at a gateway: the most that ran without preemption, where more are in flight now. Absent where unknown or of no use."),
     MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
     MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is reachable where an engine can be read."),
     MetricRow("target_severity", "gauge", (), "The worst severity of the target, its engines and its models: 0 none, 1 info, 2 warning, 3 critical."),
@@ -99,6 +100,9 @@ _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, flo
     "fix_rank": lambda engine: [
         (advice.fix, float(rank)) for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
     ],
+    "gateway_limit_requests": lambda engine: (
+        [] if engine.gateway_limit is None else [("", float(engine.gateway_limit))]
+    ),
     "saturation_ratio": lambda engine: engine.saturation.items(),
 }
 # The same of a target.

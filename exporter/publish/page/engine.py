@@ -8,6 +8,7 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
+from exporter.analysis.relief import limit_words, loss, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.page.text import SEVERITY_WORDS, short, title
@@ -46,6 +47,7 @@ def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dic
         "entry": entry,
         "explained": explained,
         "impact": "" if explained else impact(entry),
+        "now": () if explained else relief(entry.name, judgement.severity, limit_words(engine.gateway_limit)),
         "name": name,
         "engine": engine,
         "of_target": target.name,
@@ -54,7 +56,7 @@ def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dic
         "tiles": _tiles(engine),
         "evidence": judgement.evidence,
         "findings": [(finding, table.entry(finding).summary) for finding in engine.findings],
-        "fixes": [_fix(advice) for advice in engine.advice.fixes],
+        "fixes": [_fix(advice, engine.signals.requests_running) for advice in engine.advice.fixes],
         "open_fixes": _OPEN_FIXES,
         "rejected": [(table.fixes[each.fix], each.reason) for each in engine.advice.rejected],
         "charts": None if track is None else _charts(target, index, engine, track),
@@ -90,7 +92,7 @@ def _tiles(engine: EngineReading) -> Sequence[tuple[str, str | None, str]]:
     ]
 
 
-def _fix(advice: FixAdvice) -> Mapping[str, Any]:
+def _fix(advice: FixAdvice, running: float | None) -> Mapping[str, Any]:
     fix = catalogue.load().fixes[advice.fix]
     notes = [advice.note, f"No number: {advice.missing}." if advice.missing else ""]
     details = (
@@ -100,7 +102,7 @@ def _fix(advice: FixAdvice) -> Mapping[str, Any]:
     )
     return {
         "fix": fix,
-        "tags": effects(advice),
+        "tags": [*effects(advice), loss(fix, running)],
         "flag": advice.flag,
         "notes": [note for note in notes if note],
         "risk": "" if fix.risk == _NO_HARM else fix.risk,

@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import Metric
 
 from exporter import __version__
 from exporter.analysis import catalogue
+from exporter.analysis.relief import NOW
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page.target import target_section, target_table
@@ -157,6 +158,7 @@ def page_template() -> "Template":
     filters = {function.__name__: function for function in functions}
     environment.filters |= filters | {"word": SEVERITY_WORDS.__getitem__}
     environment.globals["placeholder"] = catalogue.UNKNOWN_VALUE
+    environment.globals["now"] = NOW
     return environment.get_template("page.html")
 
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.pipeline import TargetReading
+from exporter.analysis.relief import limit_words, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS
 from exporter.publish.page.engine import engine_card, impact
@@ -135,6 +136,7 @@ def _card(
         "severity": severity,
         "entry": entry,
         "impact": impact(entry),
+        "now": relief(entry.name, severity, limit_words(None)) if isinstance(entry, Verdict) else (),
         "kind": subject[0],
         "subject": subject[1],
         "of_target": "",
