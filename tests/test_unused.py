@@ -27,8 +27,8 @@ BY_NAME = {
     ),
     **dict.fromkeys(
         (
-            "kv_mean_ratio", "busy_seconds", "running_mean", "queue_p95", "ttft_mean",
-            "ttft_p95", "e2e_mean",
+            "kv_mean_ratio", "busy_seconds", "queue_p95", "ttft_mean",
+            "ttft_p95",
         ),
         "a result of a simulation, which prints all of them",
     ),
