@@ -69,6 +69,8 @@ class Engine:
         """Start with an empty history."""
         self.history = History()
         self.reading: EngineReading | None = None
+        # Whether its server is known to run no more; its counters go on if it comes back.
+        self.ended = False
         self._thresholds = thresholds
         self._windows = Windows(thresholds.window, thresholds.long_window)
         self._baseline = Baseline()
@@ -88,6 +90,7 @@ class Engine:
 
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool) -> None:
         """Add one body; `judge` follows when all engines have theirs."""
+        self.ended = False
         snapshot = self._hold.fill(t, snapshot)
         self.history.observe(t, snapshot, start_time, whole=whole)
         frozen = self._judge.verdict in _FREEZING
@@ -100,8 +103,8 @@ class Engine:
 
     @property
     def gone(self) -> bool:
-        """Whether only counters that stand still are left of it."""
-        return self._hold.gone
+        """Whether it has ended, or only counters that stand still are left of it."""
+        return self.ended or self._hold.gone
 
     def judge(
         self, server_facts: ServerFacts, *, sharing: int, lora: LoraState | None, imbalanced: bool
@@ -155,7 +158,7 @@ class Engine:
         response that is no metrics text (`answered`) the metrics are missing, but the server is reachable.
         """
         reading = self.reading
-        if reading is None:
+        if reading is None or self.ended:
             return
         self._spend(t)
         if missing or t - reading.seen_at > max_age:

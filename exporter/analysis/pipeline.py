@@ -3,6 +3,7 @@
 Keeps the state of the target between polls. Does no I/O and reads no clock: time is a parameter.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +29,8 @@ UNREADABLE: Final = "unreadable_body"
 FORGET_SECONDS: Final = 3600.0
 # The most engines of one target, however its label sets change.
 MAX_REMEMBERED: Final = 256
+# Start times of the last processes: one that returns is another server behind the same address.
+_REMEMBERED_PROCESSES: Final = 8
 # A server whose polls fail is not unreachable before this number of them: a busy one misses some.
 _PATIENCE_POLLS: Final = 4.5
 
@@ -95,6 +98,9 @@ class Pipeline:
         self._merged_answers = NO_ANSWERS
         self._present = 0
         self._missing: frozenset[EngineKey] = frozenset()
+        self._process: float | None = None  # start time on the last page that had one
+        self._processes: deque[float] = deque(maxlen=_REMEMBERED_PROCESSES)
+        self._failed = False  # since the last good poll
         self._started_at: float | None = None
         self._good_at: float | None = None
         self._verdict: str | None = None
@@ -113,7 +119,7 @@ class Pipeline:
         loads = {
             key: profile(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
             for key, engine in self._engines.items()
-            if engine.reading is not None and key not in self._missing
+            if engine.reading is not None and key not in self._missing and not engine.ended
         }
         return {key: load for key, load in loads.items() if load is not None}
 
@@ -138,9 +144,11 @@ class Pipeline:
             else:
                 self._good_at, error = t, None
                 self._take(t, exposition, answers)
+                self._failed = False
         else:
             error = error or "unknown"
         if exposition is None:
+            self._failed = True
             for key, engine in self._engines.items():
                 engine.mark_stale(t, self._max_age, missing=key in self._missing, answered=body is not None)
         unreadable = exposition.unreadable + exposition.dropped if exposition else 0
@@ -151,30 +159,63 @@ class Pipeline:
         return max(self._analysis.max_age, 3 * self._interval)
 
     def _take(self, t: float, exposition: Exposition, answers: ServerAnswers) -> None:
+        before = self._engines.keys() - exposition.engines.keys()
+        old = self._engines.keys() & exposition.engines.keys()
         for key, snapshot in exposition.engines.items():
             if key not in self._engines:
-                if len(self._engines) >= MAX_REMEMBERED:
-                    continue
+                self._make_room(exposition)
                 self._engines[key] = Engine(self._analysis)
-                self._engines = dict(sorted(self._engines.items()))
             self._engines[key].observe(t, snapshot, exposition.start_time, whole=not exposition.truncated)
+        if len(self._engines) > len(before) + len(old):
+            self._engines = dict(sorted(self._engines.items()))
         present = [
             key for key, engine in self._engines.items() if key in exposition.engines and not engine.gone
         ]
-        restarts = [self._engines[key].history.restart for key in present]
-        # One process, whatever the number of its engines.
-        self.restarts += any(restart is not None and restart.at == t for restart in restarts)
+        self._end_old(t, exposition, present, another=bool(before) and not old)
         self._present = len(present)
         self._watch_models(present)
         for key in present:
             self._engines[key].judge(
                 self._facts_of(exposition.engines[key].cache, answers),
                 # All known engines share the block count, which vLLM sets at its start.
-                sharing=sum(1 for other in self._engines if other.replica == key.replica),
+                sharing=sum(
+                    other.replica == key.replica and not engine.ended
+                    for other, engine in self._engines.items()
+                ),
                 lora=exposition.lora,
                 imbalanced=self._models[key.model].imbalanced,
             )
         self._miss(t, present, truncated=exposition.truncated)
+
+    def _make_room(self, exposition: Exposition) -> None:
+        """Forget the engine that is missing for longest, if there are too many."""
+        if len(self._engines) >= MAX_REMEMBERED:
+            absent = (key for key in self._engines if key not in exposition.engines)
+            del self._engines[min(absent, key=lambda key: self._engines[key].history.times[-1])]
+
+    def _end_old(self, t: float, exposition: Exposition, present: list[EngineKey], *, another: bool) -> None:
+        """Count a new process, and end the engines that it, or Ray, no longer has: nobody misses them.
+
+        `another`: the page has only engines that the one before it did not have. That is another model at the
+        same address, if the process is new too, or the server was away.
+        """
+        start = exposition.start_time
+        moved = None not in (start, self._process) and start != self._process and start not in self._processes
+        if start is not None and start != self._process:
+            self._process = start
+            self._processes.append(start)
+        restarts = [self._engines[key].history.restart for key in present]
+        # One process, whatever the number of its engines.
+        new = any(restart is not None and restart.at == t for restart in restarts)
+        new = new or (bool(present) and another and (moved or (start is None and self._failed)))
+        self.restarts += new
+        replicas = {key.replica for key in present}
+        replicated = {key.model for key in present if key.replica}
+        for key, engine in self._engines.items():
+            # Ray restarts a replica under a new name: one that vanishes beside others is gone for good.
+            replaced = bool(key.replica) and key.replica not in replicas and key.model in replicated
+            if key not in exposition.engines and not exposition.truncated:
+                engine.ended |= replaced or (new and (another or key.replica in replicas))
 
     def _watch_models(self, present: list[EngineKey]) -> None:
         models = {key.model for key in present}
@@ -189,7 +230,8 @@ class Pipeline:
         A truncated body proves nothing about the engines that it does not name.
         """
         absent = {key: engine for key, engine in self._engines.items() if key not in present}
-        self._missing = frozenset(absent) if not truncated else self._missing & frozenset(absent)
+        missing = frozenset(key for key, engine in absent.items() if not engine.ended)
+        self._missing = missing if not truncated else self._missing & missing
         for key, engine in absent.items():
             if t - engine.history.times[-1] > FORGET_SECONDS:
                 del self._engines[key]

@@ -317,6 +317,81 @@ def test_no_more_engines_are_remembered_than_a_limit():
     assert len(reading.engines) == MAX_REMEMBERED
 
 
+def busy(model: str, count: int, start: float | None, *names: str, **more: object) -> bytes:
+    """A page of one process with these engines, which have counted so far."""
+    engines = (
+        engine(name, model=model, running=1, preemptions=count, steps=count, finished=count, **more)
+        for name in names or ("0",)
+    )
+    return body(*engines, start_time=start)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["start times", "no start times"])
+def test_another_model_at_the_same_address_is_a_new_process_that_misses_nothing(told):
+    """Its engine has the whole cache, the old one is not shown, and the server is asked again."""
+    cache = {"num_gpu_blocks": 101, "block_size": 16}
+    one = fresh()
+    for t in range(60):
+        one.feed(t, busy("v1", t, 1000.0 if told else None, cache=cache))
+    for t in range(60, 100):
+        one.feed(t, None, "connection_refused")
+    for t in range(100, 130):
+        reading = one.feed(t, busy("v2", t - 100, 2000.0 if told else None, cache=cache))
+        assert [key.model for key in reading.engines] == ["v2"]
+        assert (reading.restarts, reading.judgement.findings) == (1, ())
+    assert only(reading).signals.kv_capacity_tokens == 1600
+
+
+def test_fewer_engines_after_a_restart_are_not_missed_and_count_on_if_they_return():
+    """A smaller --data-parallel-size; the engine that is back has lost nothing of its own counters."""
+    one = fresh()
+    one.feed(0, busy("m", 50, 1000.0, "0", "1"))
+    one.feed(1, busy("m", 57, 1000.0, "0", "1"))
+    reading = one.feed(30, busy("m", 2, 2000.0))
+    assert (list(named(reading)), reading.restarts) == (["0"], 1)
+    back = one.feed(60, busy("m", 4, 3000.0, "0", "1"))
+    assert (named(back)["1"].preemptions_total, back.restarts) == (7 + 4, 2)
+
+
+def test_an_engine_that_dies_without_a_restart_of_the_server_is_missed():
+    """The others go on, so it should be there."""
+    reading = fed((0, busy("m", 5, 1000.0, "0", "1")), (1, busy("m", 6, 1000.0)))
+    assert (len(reading.engines), reading.judgement.findings) == (2, ("engine_missing",))
+
+
+def test_a_replica_that_ray_removes_is_not_missed_but_all_of_them_are():
+    """Ray scales down, and gives a replica that it restarts a new name."""
+    pages = [
+        body(*(engine(running=1, preemptions=t, replica=name) for name in names))
+        for t, names in enumerate(("abc", "abc", "a"))
+    ]
+    reading = fed(*enumerate(pages))
+    assert (list(named(reading)), reading.judgement.findings) == (["a/0"], ())
+    assert fed(*enumerate(pages), (3, body(engine(model="other", running=1)))).judgement.findings
+
+
+def test_servers_of_two_models_behind_one_address_are_no_endless_restart():
+    """Each has a start time that returns."""
+    one = fresh()
+    for t in range(20):
+        reading = one.feed(t, busy("ab"[t % 2], 50 + t, 1000.0 + t % 2))
+    assert reading.restarts <= 1
+    assert len(reading.engines) == 2
+
+
+def test_dead_engines_never_hide_a_live_one():
+    """Room is made by forgetting the one that is missing for longest."""
+    one = fresh()
+    one.feed(0, body(*(engine(str(number), running=0) for number in range(MAX_REMEMBERED))))
+    one.feed(1, body(*(engine(str(number), running=0) for number in range(1, MAX_REMEMBERED))))
+    for t in range(2, 5):
+        reading = one.feed(t, body(engine(model="new", running=3, preemptions=t)))
+    assert len(reading.engines) == MAX_REMEMBERED
+    live = [key for key, shown in reading.engines.items() if not shown.missing]
+    assert [key.model for key in live] == ["new"]
+    assert "0" not in {key.engine for key in reading.engines if key.model != "new"}
+
+
 # Sources by turns.
 
 
