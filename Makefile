@@ -3,7 +3,7 @@
 # make check   two minutes: format, lint, types, and tests that need only Python
 PY := .venv/bin/python
 
-.PHONY: setup demo check test format bench judge fuzz docs screenshots lowest audit lock
+.PHONY: setup demo check test format bench judge real fuzz docs screenshots lowest audit lock
 
 setup:
 	@.ci/setup
@@ -33,6 +33,11 @@ bench: setup
 JUDGE := --seeds 1..2000 --write
 judge: setup
 	$(PY) -m bench.judge $(JUDGE)
+
+# Checks verdicts, forecasts and advice on a real vLLM on the CPU: 20 minutes, 2.5 GB; for a new vLLM release
+# REAL="--version N". Its recordings are in .venv/real/recordings.
+real: setup
+	$(PY) -m bench.real $(REAL)
 
 fuzz: setup
 	cd tests && ../$(PY) -m fuzz

@@ -25,7 +25,6 @@ _PARTS = {
     "raise_gpu_memory_utilization": "pool=x1.1",
     "fp8_kv_cache": "pool=x2",
     "raise_tensor_parallel": "pool=x2",
-    "add_replicas": "replicas=x2",
 }
 
 
@@ -80,19 +79,19 @@ def examine(lab: Lab, name: str, changes: list[str], folder: Path) -> Iterator[R
     (engine,) = exporter_json("replay", base)["engines"].values()
     if engine["verdict"] not in load.verdicts:
         yield f"{name}: verdict {engine['verdict']}, expected {' or '.join(sorted(load.verdicts))}"
-    advised = _advised(engine)
+    advised = advised_change(engine)
     wanted = list(dict.fromkeys(([advised] if advised else []) + (changes or list(load.changes))))
     tried = [word for change in wanted for word in ("--try", change)]
     forecast = exporter_json("whatif", base, tried)
     if not forecast["calibration"]["trusted"]:
         yield f"{name}: {forecast['calibration']['sentence']}"
-    rows = {row["change"]: row["figures"] for row in forecast["changes"]}
+    rows = {row["change"]: row["figures"] for row in forecast["candidates"]}
     for change in wanted:
         path = folder / f"{lab.version}-{name}-{change}.jsonl.gz"
         then = _measure(lab, *_arguments(load, change), path)
         tokens, e2e = then.tokens_per_second / now.tokens_per_second, then.e2e_seconds / now.e2e_seconds
-        if change.startswith("replicas"):  # one of two servers was measured
-            tokens *= 2
+        if change.startswith("replicas"):  # one of several servers was measured
+            tokens *= int(change.partition("=x")[2])
         figures = rows[change]
         yield Row(
             name,
@@ -115,12 +114,14 @@ def _measure(lab: Lab, settings: Settings, load: Load, clients: int, path: Path)
         return run(url, load, clients, path)
 
 
-def _advised(engine: dict[str, Any]) -> str | None:
+def advised_change(engine: dict[str, Any]) -> str | None:
     """Return the first advised change that this machine can make."""
     for fix in engine["fixes"]:
+        if fix["fix"] == "add_replicas":
+            return f"replicas=x{1 + int(fix.get('value') or 1)}"
         part = _PARTS.get(fix["fix"])
-        if part is not None and ("{}" not in part or fix["value"] is not None):
-            return part.format(fix["value"])
+        if part is not None and ("{}" not in part or fix.get("value") is not None):
+            return part.format(fix.get("value"))
     return None
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.real.load import Load, play
 from exporter.vllm.recording import Poll, read
 
-__all__ = ["LEAD", "SECONDS", "Figures", "exporter_json", "run"]
+__all__ = ["LEAD", "SECONDS", "Figures", "exporter_json", "figures", "run"]
 
 LEAD = 35.0
 SECONDS = 65.0
@@ -37,10 +37,15 @@ def run(url: str, load: Load, clients: int, path: Path) -> Figures:
     """Play a load on a server while it is recorded, and return the figures."""
     with _recorded(url, load, path):
         play(url, load, clients, LEAD, SECONDS)
+    return figures(path)
+
+
+def figures(path: Path) -> Figures:
+    """Return the figures of a recording's last part, after the warm-up."""
     polls = [(each.t, each.body) for each in read(path) if isinstance(each, Poll) and each.body]
     last, body = polls[-1]
     start, earlier = next(each for each in polls if each[0] >= last - (SECONDS - _WARM_UP))
-    return _figures(_counters(earlier), _counters(body), last - start)
+    return _means(_counters(earlier), _counters(body), last - start)
 
 
 @contextmanager
@@ -65,7 +70,7 @@ def _counters(body: bytes) -> Mapping[str, float]:
     return sums
 
 
-def _figures(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Figures:
+def _means(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Figures:
     def grown(name: str) -> float:
         return after.get(f"vllm:{name}", 0.0) - before.get(f"vllm:{name}", 0.0)
 
