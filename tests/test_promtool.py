@@ -23,7 +23,7 @@ def check(text: bytes) -> tuple[int, str]:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing; `.ci/programs` installs it"
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, timeout=30, check=False
+        [promtool, "check", "metrics"], input=text, capture_output=True, timeout=180, check=False
     )
     return done.returncode, (done.stdout + done.stderr).decode()
 

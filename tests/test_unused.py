@@ -38,7 +38,7 @@ BY_NAME = {
 def run(*command: str) -> str:
     """What a tool says of the repository."""
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
     )
     return done.stdout + done.stderr
 

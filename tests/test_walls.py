@@ -256,7 +256,7 @@ def test_the_pure_pipeline_loads_no_network():
     """Neither an HTTP client nor an event loop: a replay needs none."""
     code = "import sys, exporter.analysis.pipeline; print(*{'aiohttp', 'asyncio', 'ssl'} & {*sys.modules})"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=True
     )
     assert done.stdout.split() == []
 

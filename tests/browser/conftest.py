@@ -4,7 +4,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
+from support.browser import PATIENCE
 
 from exporter.publish.page import renderer
 
@@ -16,7 +17,9 @@ def browser() -> Iterator[Browser]:
         started = driver.chromium.launch(
             executable_path=shutil.which("chromium"),
             args=["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-sandbox"],
+            timeout=PATIENCE,
         )
+        expect.set_options(timeout=PATIENCE)
         yield started
         started.close()
 

@@ -142,8 +142,7 @@ def test_a_target_that_is_chosen_has_its_history(browser):
         with opened(browser, shown.base, path) as page:
             expect(page.locator(".engine h2")).to_contain_text("engine 0 of vllm-2.vllm")
             page.wait_for_function(
-                "() => document.querySelector('.chart .filled[d*=L]').getAttribute('d').split('L')[190]",
-                timeout=5000,
+                "() => document.querySelector('.chart .filled[d*=L]').getAttribute('d').split('L')[190]"
             )
             assert len([url for url in page.seen.requests if "history" in url]) == 1
 

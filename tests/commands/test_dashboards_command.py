@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 from support.dashboard_files import NAMES, ROOT, document
-from support.process import free_port
+from support.process import refusing_port
 
 from exporter import cli
 from exporter.commands._outcome import CommandError
@@ -312,8 +312,8 @@ def test_json_that_is_not_grafanas_is_no_traceback(run, grafana):
 
 def test_a_grafana_that_does_not_run_is_an_error(run):
     """Without a traceback, and without the secrets of the URL."""
-    port = free_port()
-    status, _, err = run("push", "--grafana", f"http://admin:hunter2@127.0.0.1:{port}")
+    with refusing_port() as port:
+        status, _, err = run("push", "--grafana", f"http://admin:hunter2@127.0.0.1:{port}")
     assert status == 1
     assert f"cannot reach http://127.0.0.1:{port}: no connection" in err
     assert "hunter2" not in err
@@ -325,7 +325,7 @@ def test_a_grafana_that_does_not_run_is_an_error(run):
 def test_the_wheel_has_them(tmp_path):
     """An installed package has no repository around it."""
     made = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(made, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(made, cwd=ROOT, check=True, capture_output=True, timeout=180)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         for name in NAMES:
@@ -334,5 +334,5 @@ def test_the_wheel_has_them(tmp_path):
         archive.extractall(tmp_path / "installed")
     command = [sys.executable, "-c", "from exporter.cli import main; main(['dashboards', 'print', 'engine'])"]
     environ = {"PYTHONPATH": str(tmp_path / "installed")}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environ, check=True, capture_output=True, timeout=180)
     assert json.loads(done.stdout) == document("engine")

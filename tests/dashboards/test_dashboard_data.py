@@ -38,7 +38,7 @@ class Prometheus:
     def ask(self, path: str, **arguments: object):
         """The data of an answer."""
         query = urllib.parse.urlencode(arguments).encode()
-        with urllib.request.urlopen(f"{self._base}/api/v1/{path}?{query.decode()}", timeout=20) as answer:
+        with urllib.request.urlopen(f"{self._base}/api/v1/{path}?{query.decode()}", timeout=180) as answer:
             return json.load(answer)["data"]
 
     def series(self, expr: str, *, instant: bool = False, at: float = END) -> Series:

@@ -47,7 +47,7 @@ def run(*command):
     """Run one of Prometheus' programs; its status and all that it said."""
     program = shutil.which(command[0])
     assert program, f"{command[0]} is missing; `.ci/programs` installs it"
-    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, *command[1:]], capture_output=True, text=True, timeout=180, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

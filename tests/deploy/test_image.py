@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.cluster import KUSTOMIZE, NAME, ROOT, program
-from support.process import free_port, until
+from support.process import ANYWHERE, PATIENCE, until
 from support.servers import Server, recorded
 
 from exporter import __version__
@@ -210,46 +210,41 @@ def test_its_root_is_read_only_and_its_user_has_nothing(image):
     assert [int(number, 16) for number in told[1].split()] == [0, 0, 1]
 
 
-def test_it_serves_polls_and_ends(image):
+def test_it_serves_polls_and_ends(image, tmp_path):
     """As its user with a read-only root: the verdict is there, and SIGTERM ends it with 0."""
-    port = free_port()
-    with Server(recorded()) as upstream:
+    log = tmp_path / "log"
+    with Server(recorded()) as upstream, log.open("wb") as out:
+        arguments = ("--target.url", upstream.url, *ANYWHERE)
         process = subprocess.Popen(
-            contained(
-                image, *image.config["Entrypoint"],
-                "--target.url", upstream.url, "--web.listen-address", f"127.0.0.1:{port}",
-            ),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            contained(image, *image.config["Entrypoint"], *arguments), stdout=out, stderr=subprocess.STDOUT
+        )
         try:
-            until(lambda: "vllm_pressure_up 1.0" in fetched(port, "/metrics"), "a good poll")
-            assert fetched(port, "/-/healthy")
-            assert "vllm_pressure_verdict{" in fetched(port, "/metrics")
-            assert "<html" in fetched(port, "/").lower()
+            base = until(lambda: re.search(r"serving url=(\S+)", log.read_text()), "serving")[1]
+            until(lambda: "vllm_pressure_up 1.0" in fetched(base + "/metrics"), "a good poll")
+            assert fetched(base + "/-/healthy")
+            assert "vllm_pressure_verdict{" in fetched(base + "/metrics")
+            assert "<html" in fetched(base).lower()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
-            if process.poll() is None:
-                process.kill()
-            output, _ = process.communicate()
+            process.kill()
+            process.wait()
+    output = log.read_text()
     assert "stopping signal=SIGTERM" in output
     assert "Traceback" not in output
 
 
-def fetched(port, path):
-    """A page of the exporter; nothing while it does not answer."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-            return answer.read().decode()
-    except OSError:
-        return ""
+def fetched(url):
+    """A page of the exporter."""
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        return answer.read().decode()
 
 
 def test_a_wrong_configuration_ends_it_with_its_reason(image):
     """It stands in the pod's termination message."""
     done = subprocess.run(
         contained(image, *image.config["Entrypoint"], "--poll.interval", "never"),
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "poll.interval" in done.stderr

@@ -157,7 +157,7 @@ def test_promtool_accepts_the_rules(tmp_path):
     assert promtool, "promtool is missing; `.ci/programs` installs it"
     done = subprocess.run(
         [promtool, "check", "rules", "--lint=all", "--lint-fatal", str(path)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -191,7 +191,7 @@ def test_what_the_chart_renders_gets_the_sidecar(tmp_path):
         [str(tmp_path / "examples/stack/post-render.sh")],
         input="---\n".join(json.dumps(each) + "\n" for each in rendered),
         env={"PATH": f"{Path(program('kubectl')).parent}:/usr/bin:/bin"},
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     after = documents(done.stdout)

@@ -22,7 +22,7 @@ def amtool(*arguments: str) -> str:
     """What amtool prints; it must be content."""
     path = shutil.which("amtool")
     assert path, "amtool is missing; `.ci/programs` installs it"
-    done = subprocess.run([path, *arguments], capture_output=True, timeout=30, check=False, text=True)
+    done = subprocess.run([path, *arguments], capture_output=True, timeout=180, check=False, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 

@@ -49,9 +49,9 @@ def peak(body, *headers: str, folder: Path) -> float:
     """The most memory in MiB that the program ever had while it was answered so."""
     with Server() as server:
         server.mode = with_body(body, *headers)
-        arguments = ("--poll.interval", "200ms", "--poll.timeout", "5s", *ANYWHERE)
+        arguments = ("--poll.interval", "200ms", "--poll.timeout", "30s", *ANYWHERE)
         with Command(folder, "--target.url", server.url, *arguments, script=PROGRAM) as command:
-            until(lambda: len(server.polls) > POLLS, f"{POLLS} polls", 60.0)
+            until(lambda: len(server.polls) > POLLS, f"{POLLS} polls", 300.0)
             assert command.metric("vllm_pressure_up") == 1.0
             assert command.metric("vllm_pressure_exporter_collect_errors_total") is None
             status = Path(f"/proc/{command.process.pid}/status").read_text()

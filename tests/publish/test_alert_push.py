@@ -16,8 +16,8 @@ from typing import Any, Self
 import pytest
 import trustme
 from aiohttp import web
-from support.process import ANYWHERE, FAST, Command, free_port, until
-from support.servers import HTML, Server, recorded
+from support.process import ANYWHERE, FAST, Command, refusing_port, until
+from support.servers import HTML, Server
 from test_alert_tracker import QUIET, reading
 
 from exporter.config import AlertmanagerConfig, BasicAuthConfig, Secret, TlsConfig
@@ -52,8 +52,8 @@ class Fake:
         app.router.add_post("/{path:.*}", take)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        port = free_port()
-        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self.tls).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.tls).start()
+        port = self._runner.addresses[0][1]
         self.url = f"{'https' if self.tls else 'http'}://localhost:{port}"
         return self
 
@@ -440,21 +440,18 @@ def test_trouble_is_logged_once_and_its_end_too(caplog):
 
 
 @pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: f"http://127.0.0.1:{free_port()}", "connection_refused"),
-        (lambda: "http://no-such-name.invalid", "dns"),
-    ],
+    ("peer", "word"), [("127.0.0.1:{port}", "connection_refused"), ("no-such-name.invalid", "dns")]
 )
-def test_a_peer_that_is_not_there_does_not_keep_the_others_waiting(make, word, caplog):
+def test_a_peer_that_is_not_there_does_not_keep_the_others_waiting(peer, word, caplog):
     """Each has a task of its own."""
 
-    async def story():
-        async with Fake() as server, Push(make(), server.url) as push:
+    async def story(url):
+        async with Fake() as server, Push(url, server.url) as push:
             push.say("kv_bound")
             await push.until(lambda: push.counts["sent"] == 1 and push.counts["failed"])
 
-    asyncio.run(story())
+    with refusing_port() as port:
+        asyncio.run(story(f"http://{peer.format(port=port)}"))
     assert word in caplog.text
 
 
@@ -547,10 +544,9 @@ def test_all_outcomes_are_counted_from_zero():
 def test_polls_go_on_whatever_the_alertmanager_does(tmp_path, kind):
     """Also during a push that takes a minute; failures are counted, and the end is as quick as ever."""
     failed = 'vllm_pressure_exporter_notifications_total{outcome="failed"}'
-    with socket.create_server(("127.0.0.1", 0)) as listener, Server(recorded()) as upstream:
-        port = listener.getsockname()[1]  # connections are made, and nobody ever answers
-        if kind == "refused":
-            listener.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener, refusing_port() as closed, Server() as upstream:
+        # To the listener connections are made, and nobody ever answers.
+        port = closed if kind == "refused" else listener.getsockname()[1]
         upstream.mode = HTML
         options = {
             "--target.url": upstream.url,

@@ -14,6 +14,7 @@ from support.metrics_text import scrape_of
 from exporter.publish.web import connections
 from exporter.publish.web.app import WebServer, make_app
 
+PROMPT = 9.0  # seconds; shorter than every limit that the server has by default
 HEAD = b"GET /-/healthy HTTP/1.1\r\nHost: exporter\r\n"
 REQUEST = HEAD + b"\r\n"
 
@@ -21,9 +22,9 @@ REQUEST = HEAD + b"\r\n"
 @pytest.fixture
 def soon(monkeypatch):
     """All time limits a fraction of a second."""
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.6)
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.6)
+    monkeypatch.setattr(connections, "ANSWER_SECONDS", 0.6)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.9)
     monkeypatch.setattr(connections, "_SWEEP_SECONDS", 0.05)
 
 
@@ -83,7 +84,7 @@ async def ended(reader, seconds=60.0):
     return got
 
 
-async def eventually(condition, seconds=3.0):
+async def eventually(condition, seconds=PROMPT):
     """Wait for a condition."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (what is waited for sets no event)
@@ -100,7 +101,7 @@ async def healthy(port, tls=None):
 async def _is_well(client, port, tls=None):
     scheme = "https" if tls else "http"
     async with (
-        asyncio.timeout(3),
+        asyncio.timeout(PROMPT),
         client.get(f"{scheme}://127.0.0.1:{port}/-/healthy") as answer,
     ):
         return answer.status == 200
@@ -113,7 +114,7 @@ async def scraping(port, tls=None):
 
     async def scrape():
         writer.write(REQUEST)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PROMPT):
             return (await reader.readuntil(b"healthy\n")).startswith(b"HTTP/1.1 200")
 
     assert await scrape()
@@ -369,7 +370,7 @@ def test_clients_that_go_at_once_keep_nobody_out(either):
                 writer.close()
             assert await healthy(port, either)
             assert await scrape()
-            await eventually(lambda: len(server._connections._open) == 1, seconds=5.0)
+            await eventually(lambda: len(server._connections._open) == 1)
 
     asyncio.run(scenario())
 
@@ -385,9 +386,9 @@ def test_a_handshake_that_fails_leaves_at_once(tls, sent):
         async with serving(tls=tls) as (server, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
-            await ended(reader, seconds=5.0)
+            await ended(reader, seconds=PROMPT)
             writer.close()
-            await eventually(lambda: not server._connections._open, seconds=5.0)
+            await eventually(lambda: not server._connections._open, seconds=PROMPT)
             assert not server._connections._handshakes
             assert await healthy(port, tls)
 
@@ -443,7 +444,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(tls, ver
                         writer.write(goes.read())
                         came.write(await reader.read(1 << 16))
 
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PROMPT):
                 await pumped(spoken.do_handshake)
                 spoken.write(REQUEST)
                 got = b""
@@ -479,7 +480,7 @@ def test_an_end_in_the_middle_of_handshakes_leaves_nothing(tls):
     async def scenario():
         async with serving(tls=tls) as (server, port), silent(port, 20):
             await eventually(lambda: len(server._connections._handshakes) == 20)
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(PROMPT):
                 await server.stop()
             assert not server._connections._handshakes
             assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -686,7 +686,7 @@ def test_the_assets_have_a_version_that_changes_with_them(monkeypatch, tmp_path)
 def test_the_wheel_has_the_templates_and_assets(tmp_path):
     """The page of an installed package is rendered from them; another environment has no repository."""
     made = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(made, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    subprocess.run(made, cwd=ROOT, check=True, capture_output=True, timeout=180)
     (wheel,) = tmp_path.glob("*.whl")
     folder = ROOT / "exporter" / "publish" / "page"
     wanted = {str(path.relative_to(ROOT)) for path in folder.rglob("*.*") if path.suffix != ".pyc"}
@@ -702,7 +702,7 @@ def test_the_template_engine_is_loaded_at_the_first_visit():
         " from exporter.publish.page.renderer import Page, View; assert 'jinja2' not in sys.modules;"
         " Page(lambda: View(0.0, 0.0, (), {}), lambda: 0.0).html(); assert 'jinja2' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=180)
 
 
 def test_a_value_is_escaped_once():

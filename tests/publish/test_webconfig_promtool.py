@@ -110,5 +110,5 @@ def promtool(path) -> subprocess.CompletedProcess[bytes]:
     program = shutil.which("promtool")
     assert program, "promtool is missing; `.ci/programs` installs it"
     return subprocess.run(
-        [program, "check", "web-config", str(path)], capture_output=True, timeout=30, check=False
+        [program, "check", "web-config", str(path)], capture_output=True, timeout=180, check=False
     )

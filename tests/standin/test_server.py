@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from support.process import PATIENCE, Command, free_port, until
+from support.process import PATIENCE, Command, refusing_port, until
 
 from exporter.standin.scenarios import SCENARIOS, Scenario
 from exporter.standin.server import FakeServer
@@ -80,10 +80,8 @@ def test_while_it_is_down_connections_are_refused(monkeypatch):
     """Afterwards it listens on the same port again, as a new process."""
     monkeypatch.setitem(SCENARIOS, "restart", quick(SCENARIOS["restart"], 40))
 
-    async def watch():
-        server = FakeServer(
-            "restart", host="127.0.0.1", port=free_port(), version="0.32.0", model="m", seed=1
-        )
+    async def watch(port):
+        server = FakeServer("restart", host="127.0.0.1", port=port, version="0.32.0", model="m", seed=1)
         url = await server.start()
         states, starts = [], set()
         try:
@@ -101,6 +99,7 @@ def test_while_it_is_down_connections_are_refused(monkeypatch):
             await server.stop()
         return states
 
-    states = asyncio.run(watch())
+    with refusing_port() as port:
+        states = asyncio.run(watch(port))
     assert states[0] == states[-1] == "up"
     assert "down" in states

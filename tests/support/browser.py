@@ -25,6 +25,7 @@ PHONE = {
     "has_touch": True,
     "is_mobile": True,
 }
+PATIENCE = 60_000  # milliseconds; as for every wait, far more than a starved machine needs
 HIDDEN_PAUSE = 30_000  # milliseconds between two requests of a hidden tab
 _AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 # Records the page's pauses between requests: a new pause means that the last response was processed.
@@ -54,6 +55,7 @@ def opened(
     advance the page's time, which also passes normally.
     """
     context = browser.new_context(**how)
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     if clock:
         page.clock.install()
@@ -64,7 +66,7 @@ def opened(
     page.on("request", lambda request: seen.requests.append(request.url))
     try:
         page.goto(base + path)
-        page.wait_for_selector(wanted, state="attached", timeout=10_000)
+        page.wait_for_selector(wanted, state="attached")
         if how.get("java_script_enabled", True):
             wait_for_pauses(page, 1)
         page.seen = seen

@@ -41,7 +41,7 @@ def _built(folder: Path) -> str:
         [program("kubectl"), "kustomize", str(folder)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -2,13 +2,24 @@
 
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from support.dashboard_scenes import Server, openmetrics
-from support.process import free_port, until
+from support.programs import Program
+
+
+class _Prometheus(Program):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "prometheus")
+
+    def arguments(self) -> Sequence[str]:
+        return (
+            f"--config.file={self.folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={self.folder / 'data'}",
+            "--storage.tsdb.retention.time=100y",
+        )
 
 
 @contextmanager
@@ -22,16 +33,8 @@ def prometheus_of(servers: Sequence[Server], begin: float, folder: Path) -> Iter
     """
     _make_blocks(servers, begin, folder)
     (folder / "prometheus.yml").write_text("global: {}\n")
-    port = free_port()
-    base = f"http://127.0.0.1:{port}"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(_command(folder, port), stdout=log, stderr=log)
-    try:
-        until(lambda: _ready(base), "Prometheus")
-        yield base
-    finally:
-        process.kill()
-        process.wait()
+    with _Prometheus(folder) as server:
+        yield server.url
 
 
 def _make_blocks(servers: Sequence[Server], begin: float, folder: Path) -> None:
@@ -40,25 +43,4 @@ def _make_blocks(servers: Sequence[Server], begin: float, folder: Path) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing; `.ci/programs` installs it"
     made = [promtool, "tsdb", "create-blocks-from", "openmetrics", "fleet.txt", "data"]
-    subprocess.run(made, cwd=folder, check=True, capture_output=True, timeout=60)
-
-
-def _command(folder: Path, port: int) -> list[str]:
-    program = shutil.which("prometheus")
-    assert program, "prometheus is missing; `.ci/programs` installs it"
-    return [
-        program,
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--storage.tsdb.retention.time=100y",
-        "--log.level=warn",
-    ]
-
-
-def _ready(base: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{base}/-/ready", timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
+    subprocess.run(made, cwd=folder, check=True, capture_output=True, timeout=180)

@@ -78,7 +78,7 @@ async def until(condition):
 @asynccontextmanager
 async def client_for(url, *, limit=8 * MIB, **options) -> AsyncIterator[MetricsClient]:
     """Create a client of some target and close it after the block; ``timeout`` is the poll's."""
-    poll = PollConfig(timeout=options.pop("timeout", 2.0), max_body_bytes=limit)
+    poll = PollConfig(timeout=options.pop("timeout", 30.0), max_body_bytes=limit)
     client = MetricsClient(TargetConfig(url=url, **options), poll)
     try:
         yield client

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,14 +32,20 @@ def shell(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a line in the shell, in which "$@" is the exporter's command with these arguments."""
     command = [sys.executable, "-m", "exporter", *map(str, arguments)]
     return subprocess.run(
-        ["sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False, timeout=30
+        ["sh", "-c", script, "sh", *command], capture_output=True, text=True, check=False, timeout=180
     )
 
 
-def free_port() -> int:
-    """Return a port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """Give a port that refuses connections during the block; a server of the test may listen on it.
+
+    It is bound all the time: nobody else on the machine is given the same one.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Command:

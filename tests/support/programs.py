@@ -40,7 +40,7 @@ class Program:
         """
         path = next(filter(None, map(shutil.which, names)), None)
         assert path, f"{' or '.join(names)} is missing; `.ci/programs` installs it"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.path, self.folder, self.url = path, folder, ""
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -23,7 +23,7 @@ def promtool(*arguments: str) -> tuple[int, str]:
     """Run promtool; returns the exit status and its output."""
     program = shutil.which("promtool")
     assert program, "promtool is missing; `.ci/programs` installs it"
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=180, check=False)
     return done.returncode, done.stdout + done.stderr
 
 

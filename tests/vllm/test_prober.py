@@ -74,7 +74,7 @@ async def running(prober):
 
 async def until(condition):
     """Waits for what a real server's answer brings."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.005)
 
