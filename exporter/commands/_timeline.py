@@ -1,4 +1,4 @@
-"""A recording through the analysis, and the line per poll that `replay` and `demo` print."""
+"""A recording through the analysis, and the line per poll that `demo` prints."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +12,9 @@ from exporter.publish.terminal import inert
 from exporter.vllm.answers import from_header
 from exporter.vllm.recording import Header, read
 
-__all__ = ["describe_poll", "feed_recording"]
+__all__ = ["SIGNALS", "describe_poll", "feed_recording"]
 
-_SIGNALS: Final = (
+SIGNALS: Final = (
     "requests_running", "requests_waiting", "kv_usage_ratio", "kv_usage_max_ratio", "preemptions_per_second",
     "preemptions_total", "generation_tokens_per_second",
 )  # fmt: skip
@@ -23,7 +23,8 @@ _SIGNALS: Final = (
 def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pipeline]]:
     """Yield, for each poll, its seconds since the first one, the reading after it, and the pipeline.
 
-    The header's ``config`` counts as the operator's configuration, its ``probes`` as the server's answers.
+    The header's ``config`` counts as the operator's configuration, its ``arguments`` as the server's argument
+    line, its ``probes`` as the server's answers.
 
     Raises:
         RecordingError: a line cannot be read; all polls before it were yielded.
@@ -33,8 +34,9 @@ def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetRe
     header = next(items)
     assert isinstance(header, Header)  # noqa: S101 (as read() promises)
     configured = config.targets[0].facts if config.alone else {}
-    recorded, _ = parse_facts(header.config, strict=False)
-    pipeline = Pipeline(config.analysis, {**configured, **recorded}, header.interval, config.engine.args)
+    facts = {**configured, **parse_facts(header.config, strict=False)[0]}
+    arguments = {**(config.engine.args or {}), **parse_facts(header.arguments, strict=False)[0]}
+    pipeline = Pipeline(config.analysis, facts, header.interval, arguments)
     answers = from_header(header.probes)
     origin: float | None = None
     for poll in items:
@@ -53,6 +55,6 @@ def describe_poll(t: float, reading: TargetReading) -> str:
     lines = []
     for name, engine in engines.items():
         known = engine.signals.known()
-        numbers = "  ".join(WORDS[signal].phrase(known.get(signal, "-")) for signal in _SIGNALS)
+        numbers = "  ".join(WORDS[signal].phrase(known.get(signal, "-")) for signal in SIGNALS)
         lines.append(f"{t:9.1f}s  {state}  engine {inert(name)}  {numbers}")
     return "\n".join(lines)

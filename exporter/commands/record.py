@@ -110,10 +110,11 @@ async def _record(
     """Record; returns the number of polls, and of those that failed."""
     path, target = options.output, config.targets[0]
     stopped = process.stop_signal()
-    client = MetricsClient(target, config.poll)
+    client, patient = MetricsClient(target, config.poll), prober.patient_client(target, config.poll)
     try:
-        probes = await _run_until(prober.header_of(client), stopped) or {}
-        header = Header(path.name.partition(".jsonl")[0], config.poll.interval, dict(target.facts), probes)
+        probes = await _run_until(prober.header_of(client, patient), stopped) or {}
+        name, arguments = path.name.partition(".jsonl")[0], config.engine.args or {}
+        header = Header(name, config.poll.interval, dict(target.facts), probes, arguments)
         with contextlib.closing(Writer(path, header, force=options.force)) as writer:
             salt = secrets.token_bytes(8) if options.anonymise else None
             recorder = _Recorder(writer, progress, salt, asyncio.get_running_loop().create_future())
@@ -124,6 +125,7 @@ async def _record(
                 recorder.broken.result()
     finally:
         await client.close()
+        await patient.close()
     return recorder.polls, recorder.failed
 
 

@@ -3,10 +3,12 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from exporter.commands._history import History
 from exporter.commands._outcome import CommandError, ExitStatus
-from exporter.commands._timeline import describe_poll, feed_recording
+from exporter.commands._timeline import feed_recording
 from exporter.config import Config, add_flags
 from exporter.publish.status import poll_object
 from exporter.vllm.recording import RecordingError
@@ -23,21 +25,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("text", "json"),
         default="text",
         metavar="text|json",
-        help="print a line per poll for people (the default), or a JSON object per poll",
+        help="print changes of verdict and a report (the default), or a JSON object per poll",
     )
     add_flags(parser)
 
 
 def run(options: argparse.Namespace, config: Config) -> int:
-    """Print every poll of the recording; where a line is invalid, all polls before it."""
+    """Print what the recording holds; where a line is invalid, all before it."""
+    history = History() if options.format == "text" else None
     try:
         for t, reading, _ in feed_recording(options.file, config):
-            if options.format == "json":
-                print(json.dumps(poll_object(t, reading), separators=(",", ":"), allow_nan=False))
+            if history is not None:
+                _print(history.note(t, reading))
             else:
-                print(describe_poll(t, reading))
+                print(json.dumps(poll_object(t, reading), separators=(",", ":"), allow_nan=False))
     except RecordingError as problem:
+        _print(history.report() if history is not None else ())
         if sys.stdout is not None:
             sys.stdout.flush()  # before the error
         raise CommandError(f"{options.file}: {problem}") from problem
+    _print(history.report() if history is not None else ())
     return ExitStatus.OK
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

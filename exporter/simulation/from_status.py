@@ -4,7 +4,7 @@ Unknown values get defaults, which are listed as assumptions.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ class Present:
     step_times: tuple[StepTime, ...] = ()  # all that the observations allow, best first
     observed: Observed | None = None  # what the server did meanwhile
     assumed: tuple[str, ...] = ()  # unknown settings and their defaults, as sentences
+    known: tuple[str, ...] = ()  # known settings with their sources: ``max_num_seqs 64 (argument line)``
     sentence: str = ""  # load and settings, for a person
 
 
@@ -79,7 +80,18 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
     )
     sentence = f"{describe_load(load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
     observed = _observed(profile, guessed="step_time" not in (overrides or {}) and not profile.steps)
-    return Present(load, engine, (engine.step_time,), observed, tuple(assumed), sentence)
+    known = _sources(status.get("limits") or {}, overrides or {})
+    return Present(load, engine, (engine.step_time,), observed, tuple(assumed), known, sentence)
+
+
+def _sources(limits: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that a simulation uses, each with the source that the exporter has it from."""
+    used = {field.name for field in fields(Engine)} - overrides.keys()
+    return tuple(
+        f"{name} {str(each['value']).lower()} ({each['source']})"
+        for name, each in limits.items()
+        if name in used and each.get("source")
+    )
 
 
 def _observed(profile: LoadProfile, *, guessed: bool) -> Observed:

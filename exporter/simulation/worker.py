@@ -79,6 +79,7 @@ def to_dict(name: str, present: Present, result: Forecast) -> dict[str, Any]:
     return {
         "engine": name or None,
         "present": present.sentence,
+        "known": list(present.known),
         "assumed": list(present.assumed),
         **forecast_to_dict(result),
     }
@@ -87,6 +88,7 @@ def to_dict(name: str, present: Present, result: Forecast) -> dict[str, Any]:
 def to_text(name: str, present: Present, result: Forecast) -> str:
     """Return a forecast as text."""
     lines = [f"engine {name}: {present.sentence}" if name else present.sentence]
+    lines += [f"known: {', '.join(present.known)}"] if present.known else []
     lines += [f"assumed: {assumption}" for assumption in present.assumed]
     return "\n".join([*lines, render(result)])
 

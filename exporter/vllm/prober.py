@@ -11,7 +11,7 @@ from exporter.config import PollConfig, TargetConfig
 from exporter.vllm.answers import MODELS, NO_ANSWERS, SERVER_INFO, VERSION, from_header, to_header
 from exporter.vllm.client import MetricsClient
 
-__all__ = ["Prober", "base_of", "header_of"]
+__all__ = ["Prober", "base_of", "header_of", "patient_client"]
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +30,28 @@ def base_of(url: str) -> str:
     return f"/{above}/" if above else "/"
 
 
-async def header_of(client: MetricsClient) -> dict[str, Any]:
-    """Ask a server the quick questions, for the header of a recording.
+async def header_of(client: MetricsClient, patient: MetricsClient) -> dict[str, Any]:
+    """Ask a server about itself, for the header of a recording.
+
+    Args:
+        client: asks the quick questions.
+        patient: asks for the configuration, once the server has answered those.
 
     Returns:
-        Answers by path: ``{"/version": {"version": "0.26.0"}, "/v1/models": {"max_model_len": 2048}}``;
-        endpoints that do not answer are left out.
+        Facts by path: ``{"/version": {"version": "0.26.0"}, "/v1/models": {"max_model_len": 2048}}``.
+        Endpoints that do not answer are left out, and so is everything that is no fact.
     """
     version = await client.get_json(VERSION.lstrip("/"))
     if version.error is not None and not version.error.startswith("http_"):
         return {}  # the server is down or busy: the metrics matter more
     models = await client.get_json(MODELS.lstrip("/"))
-    return to_header(from_header({VERSION: version.value, MODELS: models.value}))
+    info = await patient.get_json(SERVER_INFO.lstrip("/"))
+    return to_header(from_header({VERSION: version.value, MODELS: models.value, SERVER_INFO: info.value}))
+
+
+def patient_client(target: TargetConfig, poll: PollConfig) -> MetricsClient:
+    """Return a client that waits for ``/server_info``; opens no connection yet."""
+    return MetricsClient(target, replace(poll, timeout=max(poll.timeout, PATIENCE_SECONDS)))
 
 
 class Prober:
@@ -71,8 +81,7 @@ class Prober:
     @classmethod
     def for_target(cls, target: TargetConfig, poll: PollConfig, name: str = "") -> Self:
         """Return a prober with a patient client for the target; opens no connection yet."""
-        patient = replace(poll, timeout=max(poll.timeout, PATIENCE_SECONDS))
-        return cls(MetricsClient(target, patient), base_of(target.url), name)
+        return cls(patient_client(target, poll), base_of(target.url), name)
 
     def note_good_poll(self, start: Hashable) -> None:
         """Schedule the questions that this start of the server has not answered yet.

@@ -56,6 +56,7 @@ class Header:
     config: Mapping[str, Any] = field(default_factory=dict)
     # Answers of the server's other endpoints, by path.
     probes: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # settings from the server's argument line
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.interval) and self.interval > 0):
@@ -192,6 +193,7 @@ def _header(row: dict[str, Any]) -> Header:
         interval=_number(row, "interval"),
         config=_of_type(row, "config", Mapping, "an object", {}),
         probes=_of_type(row, "probes", Mapping, "an object", {}),
+        arguments=_of_type(row, "arguments", Mapping, "an object", {}),
     )
 
 
@@ -248,8 +250,8 @@ class Writer(AbstractContextManager["Writer"]):
 
     def __init__(self, path: str | os.PathLike[str], header: Header, *, force: bool = False) -> None:
         self._gzip = str(path).endswith(".gz")
-        row = {"case": header.case, "interval": header.interval}
-        first = self._encode(row | {"config": dict(header.config), "probes": dict(header.probes)})
+        known = {name: dict(getattr(header, name)) for name in ("config", "probes", "arguments")}
+        first = self._encode({"case": header.case, "interval": header.interval, **known})
         # Unbuffered: after a failed write close() has nothing left to write again.
         self._file = Path(path).open("wb" if force else "xb", buffering=0)  # noqa: SIM115 - until close()
         try:

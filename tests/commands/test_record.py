@@ -33,9 +33,9 @@ def test_a_recording_holds_the_responses(tmp_path):
         Server(recorded()) as upstream,
         Command(tmp_path, "record", upstream.url, "-o", str(path), *FAST) as command,
     ):
-        until(lambda: len(upstream.requests) >= 4, "two polls")
+        until(lambda: len(upstream.requests) >= 5, "two polls")
         upstream.mode = status("500 No")
-        until(lambda: len(upstream.requests) >= 6, "a failed poll")
+        until(lambda: len(upstream.requests) >= 7, "a failed poll")
         code, seconds = command.stop(signal.SIGINT)
     header, polls = recorded_file(path)
     assert code == 0
@@ -167,7 +167,7 @@ def test_a_recording_stopped_while_the_server_hangs_ends_at_once(tmp_path):
 def test_a_recordings_header_holds_the_probes(run, tmp_path, monkeypatch):
     """So that a replay has them too."""
 
-    async def probes(_client):
+    async def probes(_client, _patient):
         return {"/version": {"version": "0.26.0"}}
 
     monkeypatch.setattr(prober, "header_of", probes)
@@ -175,6 +175,18 @@ def test_a_recordings_header_holds_the_probes(run, tmp_path, monkeypatch):
     with Server(BODY) as upstream:
         run("record", upstream.url, "-o", path, "--for", "500ms", *FAST)
     assert recorded_file(path)[0].probes == {"/version": {"version": "0.26.0"}}
+
+
+def test_the_argument_line_is_recorded_without_keys_and_used_again(run, tmp_path):
+    """Replay and whatif know the seats, and say from where; the key and the model's name are nowhere."""
+    path = tmp_path / "run.jsonl"
+    line = f"serve acme/secret-model --api-key {HIDDEN} --max-num-seqs 48 --served-model-name secret-name"
+    with Server(BODY) as upstream:
+        done = run("record", upstream.url, "-o", path, "--for", "500ms", "--engine.args", line, *FAST)
+    assert done[0] == 0
+    assert recorded_file(path)[0].arguments == {"max_num_seqs": 48}
+    assert not re.search(f"{HIDDEN}|secret", path.read_text())
+    assert "max_num_seqs 48 (argument line)" in run("replay", path)[1]
 
 
 def test_a_url_selects_one_of_several_servers(run, tmp_path):

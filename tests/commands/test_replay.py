@@ -112,29 +112,64 @@ def test_probes_in_the_header_are_used(run, tmp_path):
         path.unlink()
 
 
-def test_the_text_is_a_line_per_poll_and_engine(run):
-    """With a dash for what is unknown."""
-    path = real_recordings.RECORDINGS / f"{real_recordings.RESTART}.jsonl.gz"
-    status, out, err = run("replay", path)
-    lines = out.splitlines()
+def text_of(run, name: str) -> tuple[list[str], list[str]]:
+    """The lines of changes, and those of the report, of a recording."""
+    status, out, err = run("replay", real_recordings.RECORDINGS / f"{name}.jsonl.gz")
     assert (status, err) == (0, "")
-    assert len(lines) == len(real_recordings.polls(real_recordings.RESTART))
-    assert lines[0] == "      0.0s  down (connection_refused)"
-    number = r"(-|[\d.]+%?)"
-    form = (
-        rf" +[\d.]+s  (up|down \(\w+\))  engine 0  {number} running  {number} waiting"
-        rf"  KV usage {number}  KV usage peak {number}"
-    )
-    assert all(re.match(form, line) for line in lines[35:])
-    assert "KV usage -" in out
+    changes, _, report = out.partition("\n\n")
+    return changes.splitlines(), report.splitlines()
 
 
-def test_the_text_of_several_engines_has_a_line_for_each(run):
-    """Under the same time."""
-    lines = run("replay", real_recordings.RECORDINGS / f"{real_recordings.TWO_ENGINES}.jsonl.gz")[
-        1
-    ].splitlines()
-    assert re.match(r"(.*s)  up  engine 0 ", lines[-2])[1] == re.match(r"(.*s)  up  engine 1 ", lines[-1])[1]
+def test_the_text_has_the_changes_of_verdict(run, replayed):
+    """Each with its time, severity, first fix and numbers, at the polls where the JSON changes."""
+    lines, _ = text_of(run, real_recordings.RESTART)
+    assert lines[0] == "      0.0s  down (connection_refused): starting (none)"
+    told = [match.groups() for line in lines if (match := re.match(r" +([\d.]+)s  engine 0: (.*?)\)", line))]
+    expected, last = [], None
+    for one in replayed[real_recordings.RESTART]:
+        for engine in one["engines"].values():
+            now = f"{engine['verdict'].replace('_', ' ')} ({engine['severity']}"
+            if now != last:
+                expected.append((f"{one['t']:.1f}", now))
+            last = now
+    assert told == expected
+    storm = next(place for place, line in enumerate(lines) if "preemption thrash (warning)" in line)
+    first = replayed[real_recordings.RESTART][33]["engines"]["0"]["fixes"][0]
+    assert lines[storm].endswith(f"({first['flag']})")
+    assert re.match(r" {12}\d+ running  \d+ waiting  KV usage \d+%", lines[storm + 1])
+
+
+def test_the_report_sums_up_times_and_incidents(run, replayed):
+    """Seconds in each verdict, and what was preempted and finished while it was bad."""
+    _, report = text_of(run, real_recordings.RESTART)
+    polls = replayed[real_recordings.RESTART]
+    failed = sum(not one["target"]["up"] for one in polls)
+    assert report[0] == f"{polls[-1]['t']:.0f} s, {len(polls)} polls, {failed} failed"
+    assert report[1] == "tiny-llama engine 0: KV usage peak 100%"
+    assert "max_num_seqs 32 (configuration)" in report[2]
+    spent = {
+        match[1]: int(match[2]) for line in report if (match := re.match(r"  (\w[\w ]+?) +(\d+) s ", line))
+    }
+    assert spent == {"unreachable": 35, "preemption thrash": 71, "healthy": 5}
+    assert report[-3] == "  2 incidents (a warning or worse)"
+    form = r" +33\.0s  for 73 s  preemption thrash, unreachable \(critical\)  192 preempted, 74 finished, .*"
+    assert re.fullmatch(form, report[-2])
+    assert re.match(r" +108\.0s  for 33 s  preemption thrash \(critical\)  144 preempted, 62 fin", report[-1])
+
+
+def test_a_calm_recording_has_no_incident(run):
+    """Its report says so."""
+    changes, report = text_of(run, real_recordings.CALM)
+    assert len(changes) == 3
+    assert report[-1] == "  no incidents (a warning or worse)"
+
+
+def test_the_text_of_several_engines_has_lines_for_each(run):
+    """Changes and a part of the report."""
+    changes, report = text_of(run, real_recordings.TWO_ENGINES)
+    for engine in ("0", "1"):
+        assert any(f"s  engine {engine}: preemption thrash" in line for line in changes)
+        assert any(line.startswith(f"tiny-llama engine {engine}: ") for line in report)
 
 
 def test_control_characters_are_escaped(run, tmp_path):
@@ -156,17 +191,17 @@ def calm_lines() -> bytes:
     return b"".join(lines[:6])
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_a_truncated_file_is_read_to_its_end(run, tmp_path, form):
+def test_a_truncated_file_is_read_to_its_end(run, tmp_path):
     """Then the line at which it ended is reported; status 1."""
     path = tmp_path / "f.jsonl.gz"
     path.write_bytes(gzip.compress(calm_lines())[:-3000])
-    status, out, err = run("replay", path, "--format", form)
+    status, out, err = run("replay", path, "--format", "json")
     assert status == 1
     (line,) = err.splitlines()
     number = int(re.search(r"line (\d+): expected the rest of the gzip file", line)[1])
     assert line.startswith(f"vllm-preemption-exporter: {path}: line ")
     assert len(out.splitlines()) == number - 2
+    assert f", {number - 2} polls, 0 failed\n" in run("replay", path)[1]
 
 
 def test_a_broken_line_is_reported_after_all_polls_before_it(run, tmp_path):
@@ -175,7 +210,7 @@ def test_a_broken_line_is_reported_after_all_polls_before_it(run, tmp_path):
     path.write_bytes(calm_lines() + b'{"t": "noon"}\n')
     status, out, err = run("replay", path)
     assert status == 1
-    assert len(out.splitlines()) == 5
+    assert ", 5 polls, 0 failed\n" in out
     assert err == f"vllm-preemption-exporter: {path}: line 7: expected a number as t, got 'noon'\n"
 
 
@@ -238,7 +273,7 @@ def test_huge_numbers_are_no_error(run, tmp_path, engine):
     for form in ("json", "text"):
         status, out, err = run("replay", path, "--format", form)
         assert (status, err) == (0, "")
-        assert len(out.splitlines()) == len(LEAPS)
+        assert len(out.splitlines()) == len(LEAPS) or f", {len(LEAPS)} polls, 0 failed" in out
 
 
 CHANGES = st.lists(

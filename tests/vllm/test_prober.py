@@ -1,6 +1,7 @@
 """A server is asked for its configuration once per start."""
 
 import asyncio
+import json
 import logging
 from contextlib import asynccontextmanager, suppress
 
@@ -91,16 +92,37 @@ async def settled():
 def test_a_recording_asks_for_what_is_quickly_answered():
     """Version and models; an old server that has neither is no trouble."""
     asked = Asked({"version": VERSION, "v1/models": MODELS})
-    assert asyncio.run(header_of(asked)) == {"/version": VERSION, "/v1/models": {"max_model_len": 4096}}
+    assert asyncio.run(header_of(asked, Asked({}))) == {
+        "/version": VERSION, "/v1/models": {"max_model_len": 4096},
+    }  # fmt: skip
     assert asked.paths == ["version", "v1/models"]
-    assert asyncio.run(header_of(Asked({}))) == {}
+    assert asyncio.run(header_of(Asked({}), Asked({}))) == {}
+
+
+def test_a_recording_keeps_the_configuration_and_no_key():
+    """Of ``/server_info``, which prints the environment too, only the facts."""
+    info = {
+        "vllm_config": {
+            "scheduler_config": {"max_num_seqs": 48, "api_key": "sk-hidden"},
+            "model_config": {"model": "acme/secret-model"},
+        },
+        "vllm_env": {"VLLM_API_KEY": "sk-hidden"},
+    }
+    patient = Asked({"server_info?config_format=json": info})
+    header = asyncio.run(header_of(Asked({"version": VERSION}), patient))
+    kept = json.dumps(header)
+    assert "max_num_seqs" in kept
+    assert "48" in kept
+    assert not {word for word in ("sk-hidden", "secret", "key", "env") if word in kept}
 
 
 def test_a_recording_does_not_wait_for_a_server_that_is_not_there():
     """One question shows it."""
     asked = Asked({}, default="timeout")
-    assert asyncio.run(header_of(asked)) == {}
+    patient = Asked({}, default="timeout")
+    assert asyncio.run(header_of(asked, patient)) == {}
     assert asked.paths == ["version"]
+    assert patient.paths == []
 
 
 # Asking

@@ -20,7 +20,13 @@ from exporter.vllm.recording import Header, Poll, RecordingError, Writer, read
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 EXPOSITIONS = Path(__file__).parents[1] / "expositions"
-HEADER = Header(case="a case", interval=0.5, config={"max_num_seqs": 64}, probes={"/health": 200})
+HEADER = Header(
+    case="a case",
+    interval=0.5,
+    config={"max_num_seqs": 64},
+    probes={"/health": 200},
+    arguments={"watermark": 0.1},
+)
 SAMPLE_POLLS = [
     Poll(0.0, b'vllm:num_requests_running{engine="0"} 1.0\n', content_type="text/plain; version=0.0.4"),
     Poll(0.5, error="connection_refused"),
