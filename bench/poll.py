@@ -23,7 +23,7 @@ from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.queue_causes import QueueCauses
 from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.signals import Windows, compute
-from exporter.analysis.situation import describe
+from exporter.analysis.situation import Situation
 from exporter.analysis.verdicts import Judge
 from exporter.config import AnalysisConfig
 from exporter.vllm.exposition import _OTHER_LINES, Reader
@@ -119,7 +119,7 @@ def _parts(header: Header, polls: list[Poll], parts: dict[str, list[float]]) -> 
         timed("pace", partial(pace.observe, history, frozen=False))
         signals = timed("signals", partial(compute, history, header.config, windows=windows))
         situation = timed(
-            "situation", partial(describe, history, signals, baseline, header.config, limits, None, pace)
+            "situation", partial(Situation, history, signals, baseline, header.config, limits, None, pace)
         )
         situation.queue_cause = timed("cause of the queue", partial(causes.observe, situation))
         timed("verdict", partial(judge.judge, situation))

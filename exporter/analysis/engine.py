@@ -17,7 +17,7 @@ from exporter.analysis.queue_causes import QueueCauses
 from exporter.analysis.relief import gateway_limit
 from exporter.analysis.server_facts import ServerFacts
 from exporter.analysis.signals import Signals, Windows, compute, stale
-from exporter.analysis.situation import Situation, describe
+from exporter.analysis.situation import Situation
 from exporter.analysis.verdicts import Judge, Judgement
 from exporter.config import AnalysisConfig
 from exporter.vllm.exposition import CacheConfig, EngineKey, LoraState, Snapshot
@@ -120,7 +120,7 @@ class Engine:
         signals = compute(
             history, server_facts.facts, engines=sharing, windows=self._windows, level=self._baseline.level
         )
-        situation = describe(
+        situation = Situation(
             history, signals, self._baseline, server_facts.facts, self._thresholds, lora, self._pace
         )
         situation.queue_cause = self._causes.observe(situation)

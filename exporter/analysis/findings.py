@@ -93,12 +93,14 @@ def _was_preemption(s: Situation, fall: Fall) -> bool:
 
 def _clients_give_up(s: Situation) -> bool:
     """Requests went back to waiting, more than the counter of preemptions explains once it had the time."""
-    counted = s.history.increase("preemptions", s.history.window_start(s.t - s.thresholds.long_window))
+    columns = s.history.columns["requests_returned"]
+    if columns[-1] < _GIVEN_UP_LEAST:
+        return False
+    begin = s.history.recent_start(s.thresholds.long_window)
+    counted = s.history.increase("preemptions", begin)
     if counted is None:
         return False
-    columns = s.history.columns["requests_returned"]
-    begin = s.history.window_start(s.t - s.thresholds.long_window)
-    end = s.history.window_start(s.t - _MASS_COUNTED_SECONDS)
+    end = s.history.recent_start(_MASS_COUNTED_SECONDS)
     returned = columns[max(begin, end)] - columns[begin]
     return returned >= _GIVEN_UP_LEAST and counted < _GIVEN_UP_COUNTED * returned
 
@@ -112,7 +114,7 @@ def _stale_gauges(s: Situation) -> bool:
     if s.idle < after or not (s.running or held):
         return False
     after = s.thresholds.stall_after
-    start = s.history.window_start(s.t - after)
+    start = s.history.recent_start(after)
     if s.history.span(start) < after:
         return False
     return all(

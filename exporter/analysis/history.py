@@ -86,6 +86,7 @@ class History:
         self.moved_at = _NAN  # time of the last sign of work; time asleep does not count as a standstill
         self.worked_at = _NAN  # time when a request was last seen, or could have been, running or waiting
         self.finished_at = _NAN  # time when a request last finished, else of the first poll
+        self.preempted_at = -math.inf  # time when the counter of preemptions last moved
         # The last times when most of the running requests went back to waiting at once.
         self.falls: deque[Fall] = deque(maxlen=KEEP_FALLS)
         self.prompt_lengths = LengthWindow()
@@ -98,6 +99,7 @@ class History:
         self._whole_body_seen = False
         self._mixed = False
         self._begin_index = 0
+        self._recent: dict[float, int] = {}  # results of `recent_start` since the last poll
         # The sum of whole numbers up to each poll, which gives the mean of any window at once; and the index
         # of the last poll without a gauge.
         self._sums = {name: array("d") for name in NUMBERS}
@@ -207,7 +209,10 @@ class History:
         return own is not None and own != self.columns[name][-1]
 
     def _append(self, t: float, values: Mapping[str, float]) -> None:
+        if self.times and self._moved("preemptions"):
+            self.preempted_at = t
         self.times.append(t)
+        self._recent.clear()
         own = self.own
         for name, append in self._gauges:
             value = values.get(name, _NAN)
@@ -277,6 +282,13 @@ class History:
     def window_start(self, at: float) -> int:
         """Return the index of the last poll at or before `at`, else of the first poll of this process."""
         return max(self._begin_index, bisect_right(self.times, at) - 1)
+
+    def recent_start(self, seconds: float) -> int:
+        """Return the start of the window of the last seconds; each is looked up once per poll."""
+        start = self._recent.get(seconds)
+        if start is None:
+            start = self._recent[seconds] = self.window_start(self.times[-1] - seconds)
+        return start
 
     def first_index_since(self, at: float) -> int:
         """Return the index of the first poll at or after `at`, else of the last poll.

@@ -49,7 +49,7 @@ class ImbalanceWatch:
 
 def _load(history: History) -> _Load | None:
     t = history.times[-1]
-    start = history.window_start(t - _LASTS_SECONDS)
+    start = history.recent_start(_LASTS_SECONDS)
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     usage = history.mean("kv_usage", start)
     if running is None or waiting is None or usage is None or history.span(start) < _LASTS_SECONDS:

@@ -46,7 +46,7 @@ def context_per_request(s: Situation) -> KvContext | None:
 
 
 def _measured(s: Situation) -> float | None:
-    start = s.history.window_start(s.t - s.thresholds.window)
+    start = s.history.recent_start(s.thresholds.window)
     usage, running = s.history.mean("kv_usage", start), s.history.mean("requests_running", start)
     capacity = s.signals.kv_capacity_tokens
     if not usage or not running or capacity is None:

@@ -81,14 +81,6 @@ class PaceWatch:
             self._fit = _Fit(self._sums)
         return self._fit.most(running, prompts_per_step)
 
-    def prompt_share(self, seconds: float, prompts_per_step: float) -> float | None:
-        """Return the share of a step's time that computing prompts explains; None before enough was seen."""
-        if self._sums[0] < _LEAST_SLICES or seconds <= 0:
-            return None
-        if self._fit is None:
-            self._fit = _Fit(self._sums)
-        return min(1.0, self._fit.prompt_seconds * prompts_per_step / seconds)
-
     def work_share(self, seconds: float) -> float | None:
         """Return the least share of a step's time that grows with its work; None before enough was seen.
 
@@ -178,7 +170,7 @@ class _Fit:
     be as large as the step.
     """
 
-    __slots__ = ("_cov", "_mean", "_scale", "_y", "fixed_seconds", "prompt_seconds")
+    __slots__ = ("_cov", "_mean", "_scale", "_y", "fixed_seconds")
 
     def __init__(self, sums: list[float]) -> None:
         n, r, x, rr, rx, xx, y, ry, xy, yy = sums
@@ -192,7 +184,6 @@ class _Fit:
             self._mean = _times(self._cov, (g[0] / noise, g[1] / noise, g[2] / noise))
             left = yy / y0**2 - 2 * _dot(self._mean, g) + _dot(self._mean, _times(f, self._mean))
             noise = max(_NOISE**2, left / n)
-        self.prompt_seconds = max(0.0, self._mean[2]) * y0 / x0
         self.fixed_seconds = max(0.0, self._mean[0] + math.sqrt(self._cov[0])) * y0
 
     def most(self, running: float, prompts_per_step: float) -> float:

@@ -30,10 +30,9 @@ def profile(history: History, capacity: float | None, thresholds: AnalysisConfig
     `capacity`: tokens of the engine's KV pool, where known. Returns None while the gauges or the counter of
     finished requests are unknown.
     """
-    t = history.times[-1]
-    start = history.window_start(t - thresholds.window)
+    start = history.recent_start(thresholds.window)
     if (history.increase("requests_finished", start) or 0.0) < _ENOUGH:
-        start = history.window_start(t - thresholds.long_window)
+        start = history.recent_start(thresholds.long_window)
     seconds = history.span(start)
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     finished = history.increase("requests_finished", start)

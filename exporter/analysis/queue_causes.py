@@ -69,9 +69,7 @@ class QueueCauses:
 
 def is_long(s: Situation) -> bool:
     """Whether requests wait for a good part of the time that they are served, by Little's law."""
-    start = s.history.window_start(s.t - s.thresholds.queue_window)
-    running, waiting = s.history.mean("requests_running", start), s.queue.waiting_mean
-    share = s.queue.waiting_share
+    running, waiting, share = s.queue.running_mean, s.queue.waiting_mean, s.queue.waiting_share
     if running is None or waiting is None or share is None or share < s.thresholds.queue_share:
         return False
     return waiting >= max(1.0, _LONG * running)
@@ -79,8 +77,7 @@ def is_long(s: Situation) -> bool:
 
 def waiting_holds_seats(s: Situation) -> bool:
     """Whether requests that wait for something else hold seats: with those that run all are taken."""
-    start = s.history.window_start(s.t - s.thresholds.queue_window)
-    running, deferred = s.history.mean("requests_running", start), s.queue.deferred_mean
+    running, deferred = s.queue.running_mean, s.queue.deferred_mean
     if s.seats is None or running is None or not deferred:
         return False
     return deferred >= running and _ALMOST * s.seats <= running + deferred <= s.seats + 1
@@ -88,19 +85,19 @@ def waiting_holds_seats(s: Situation) -> bool:
 
 def waiting_holds_blocks(s: Situation) -> bool:
     """Whether requests that do not run hold most of the used blocks: too many for what runs."""
-    start = s.history.window_start(s.t - s.thresholds.queue_window)
-    running, usage = s.history.mean("requests_running", start), s.queue.kv_usage_mean
+    running, usage = s.queue.running_mean, s.queue.kv_usage_mean
     if running is None or usage is None or usage < s.thresholds.held_kv or not s.queue.waiting_mean:
         return False
     usual = s.pace.usual_used_per_request()
     if running == 0:
+        start = s.history.recent_start(s.thresholds.queue_window)
         return s.history.increase("generation_tokens", start) == 0
     return usual is not None and usage > _MOST_HELD * usual * running
 
 
 def cause_of_waiting(s: Situation) -> str | None:
     """Return what the queue of the last seconds waits for; None without one."""
-    if not s.queue.waiting_mean or not s.waiting:
+    if not s.waiting or not s.queue.waiting_mean:
         return None
     if _is_deferred(s):
         return "deferred_wait"
@@ -146,7 +143,7 @@ def steps_are_full(s: Situation) -> bool:
 
 def _only_prompts(s: Situation) -> bool:
     """Whether no step generates a token while KV usage grows."""
-    start = s.history.window_start(s.t - s.thresholds.queue_window)
+    start = s.history.recent_start(s.thresholds.queue_window)
     usage = s.history.columns["kv_usage"]
     generated = s.history.increase("generation_tokens", start)
     return generated == 0 and bool(s.running) and usage[-1] > usage[start]

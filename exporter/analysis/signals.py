@@ -97,9 +97,9 @@ def compute(
     """
     windows = windows or Windows()
     now = history.times[-1]
-    short = history.window_start(now - windows.short)
-    long = history.window_start(now - windows.long)
-    wider = (short, long, history.window_start(now - windows.longest))
+    short = history.recent_start(windows.short)
+    long = history.recent_start(windows.long)
+    wider = (short, long, history.recent_start(windows.longest))
     mixed = history.sources.by_turns(now)
     rate = _unknown if mixed else history.rate
     ratio = _unknown if mixed else history.ratio

@@ -1,11 +1,11 @@
 """Describes an engine's situation after a poll: the facts that verdicts are judged by, each computed once.
 
-Pure. None is unknown; no verdict is based on an unknown value.
+Pure. None is unknown; no verdict is based on an unknown value. A fact is computed when a verdict, a finding
+or a fix first reads it, so that a poll pays only for those it is judged by.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 from exporter.analysis.baseline import Baseline
@@ -15,7 +15,7 @@ from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
 
-__all__ = ["TWICE_MATTERS", "Counts", "Queue", "Situation", "Steps", "Throughput", "describe", "uncounted"]
+__all__ = ["TWICE_MATTERS", "Counts", "Queue", "Situation", "Steps", "Throughput", "uncounted"]
 
 # Inferred preemptions count this long, until the server's own counter must have moved.
 _INFERRED_SECONDS: Final = 15.0
@@ -44,38 +44,6 @@ class Counts(NamedTuple):
     inferred: float  # preemptions that the gauges show, whether they were counted or not
 
 
-class Queue(NamedTuple):
-    """The queue and what it waits for, over `queue_window`."""
-
-    waiting_share: float | None  # share of the polls in which at least one request waited
-    waiting_mean: float | None  # requests waiting, on average
-    deferred_mean: float | None  # those of them that wait for something other than capacity
-    kv_usage_mean: float | None  # KV usage, on average
-    free_tokens: float | None  # tokens of the pool that were free for waiting requests, on average
-    # Tokens of the longest prompts seen (p99), else the longest that the model accepts.
-    longest_prompt: float | None
-    overhead: float  # tokens that every request holds beyond its prompt and its answer, as on hybrid models
-    # Whether the longest prompts would fit into the free tokens; None without a KV reading.
-    has_room: bool | None
-    seats_share: float | None  # share of the polls in which all seats, or all but one, were taken
-    running_most: float | None  # the most requests that ran at once
-
-
-class Steps(NamedTuple):
-    """The engine's steps, over `queue_window`."""
-
-    # Computed per step, prompts and answers; a step without an output is not counted as one.
-    tokens: float | None
-    prompt_share: float | None  # share of their time that computing prompts explains
-    work_share: float | None  # share of their time that grows with the work in them
-    # Times the longest time that this load explains, in the burst window, in half and in twice of it; the
-    # smallest of these.
-    slow_factor: float | None
-    slowing: bool  # whether the burst window alone has such steps, or none; too short to be sure
-    uncounted: float  # tokens of prompts that are being computed: KV grows by more than was counted
-    computes_prompt: bool  # whether those are most of the growth
-
-
 class Throughput(NamedTuple):
     """Generated tokens per second."""
 
@@ -83,71 +51,142 @@ class Throughput(NamedTuple):
     level: float | None  # the engine's own rate in calm times, scaled down where fewer requests run than then
 
 
-@dataclass(slots=True)  # never changed; freezing it would cost time at every poll
 class Situation:
-    """The facts of one engine after one poll."""
+    """The facts of one engine after one poll; valid until its history gets the next one."""
 
-    t: float  # time of the poll
-    signals: Signals
-    history: History
-    baseline: Baseline
-    server_facts: Mapping[str, object]  # settings of the server, by vLLM's flag names
-    thresholds: AnalysisConfig  # settings of the exporter
-    lora: LoraState | None  # the server's adapters
-    burst: Counts  # events of `burst_window`
-    half_minute: Counts  # events of the hold time, by default 30 s
-    minute: Counts  # events of the window of rates, by default 60 s
-    long: Counts  # events of `long_window`
-    # Preemptions of the last seconds that only the gauges show; the counter has not moved yet.
-    inferred: float
-    # Seconds since the counter of preemptions last moved; None if it has not lately.
-    preempted_ago: float | None
-    queue: Queue
-    steps: Steps
-    throughput: Throughput
-    pace: PaceWatch
-    seats: float | None  # `max_num_seqs`, or what takes its place
-    requests: float | None  # running and waiting, on average over the window of rates
-    idle: float  # seconds since the last sign of work
-    unfinished: float  # seconds since a request finished, or since the engine was first seen
-    busy: bool  # whether a request ran or waited within the last seconds
-    span: float  # seconds of history within `long_window`
-    # The verdict about the queue that explains most of the waiting of the last minutes.
-    queue_cause: str | None = None
+    def __init__(
+        self,
+        history: History,
+        signals: Signals,
+        baseline: Baseline,
+        server_facts: Mapping[str, object],
+        thresholds: AnalysisConfig,
+        lora: LoraState | None,
+        pace: PaceWatch,
+    ) -> None:
+        """Describe the situation after the last successful poll.
+
+        Args:
+            history: of the engine, with at least one poll.
+            signals: after that poll.
+            baseline: the normal rate of this engine.
+            server_facts: settings of the server, by vLLM's flag names.
+            thresholds: settings of the exporter.
+            lora: the server's adapters.
+            pace: the normal time of this engine's steps.
+        """
+        self.t = history.times[-1]
+        self.history = history
+        self.signals = signals
+        self.baseline = baseline
+        self.server_facts = server_facts
+        self.thresholds = thresholds
+        self.lora = lora
+        self.pace = pace
+        self.queue = Queue(self)
+        self.steps = Steps(self)
+        self.running = signals.requests_running  # at the last poll
+        self.waiting = signals.requests_waiting
+        self.idle = self.t - history.moved_at  # seconds since the last sign of work
+        # Seconds since a request finished, or since the engine was first seen.
+        self.unfinished = self.t - history.finished_at
+        # The verdict about the queue that explains most of the waiting of the last minutes.
+        self.queue_cause: str | None = None
 
     def number(self, fact: str) -> float | None:
         """Return a fact of the server as a number; None where it is unknown or no number."""
         return as_number(self.server_facts.get(fact))
 
-    @property
-    def running(self) -> float | None:
-        """Requests running at the last poll."""
-        return self.signals.requests_running
+    @cached_property
+    def burst(self) -> Counts:
+        """Events of `burst_window`."""
+        return _counts(self.history, self.thresholds.burst_window)
 
-    @property
-    def waiting(self) -> float | None:
-        """Requests waiting at the last poll."""
-        return self.signals.requests_waiting
+    @cached_property
+    def half_minute(self) -> Counts:
+        """Events of the hold time, by default 30 s."""
+        return _counts(self.history, self.thresholds.hold)
 
-    @property
+    @cached_property
+    def minute(self) -> Counts:
+        """Events of the window of rates, by default 60 s."""
+        return _counts(self.history, self.thresholds.window)
+
+    @cached_property
+    def long(self) -> Counts:
+        """Events of `long_window`."""
+        return _counts(self.history, self.thresholds.long_window)
+
+    @cached_property
+    def inferred(self) -> float:
+        """Preemptions of the last seconds that only the gauges show; the counter has not moved yet."""
+        return _only_inferred(self.history, self.history.recent_start(_INFERRED_SECONDS))
+
+    @cached_property
+    def preempted_ago(self) -> float | None:
+        """Seconds since the counter of preemptions last moved; None if not within 2 `light_for`."""
+        history = self.history
+        start = history.recent_start(2 * self.thresholds.light_for)
+        if not history.latest("preemptions") or history.preempted_at <= history.times[start]:
+            return None
+        return self.t - history.preempted_at
+
+    @cached_property
+    def throughput(self) -> Throughput:
+        """The rate of the burst window beside the calm level; fewer requests get fewer tokens."""
+        start = self.history.recent_start(self.thresholds.burst_window)
+        level, requests = self.baseline.level, _requests(self.history, start)
+        if level is not None and requests is not None and requests < self.baseline.level_requests:
+            level *= requests / self.baseline.level_requests
+        return Throughput(self.history.rate("generation_tokens", start), level)
+
+    @cached_property
+    def seats(self) -> float | None:
+        """`max_num_seqs`, or what takes its place."""
+        return self.number("max_num_active_seqs") or self.number("max_num_seqs")
+
+    @cached_property
+    def requests(self) -> float | None:
+        """Running and waiting, on average over the window of rates."""
+        return _requests(self.history, self.history.recent_start(self.thresholds.window))
+
+    @cached_property
+    def span(self) -> float:
+        """Seconds of history within `long_window`."""
+        return self.history.span(self.history.recent_start(self.thresholds.long_window))
+
+    @cached_property
+    def busy(self) -> bool:
+        """Whether any of the last polls showed a request, or tokens were generated between them.
+
+        At least two polls, and more than a second: single idle readings occur under load.
+        """
+        history = self.history
+        if history.columns["requests_running"][-1] > 0:
+            return True
+        start = min(history.recent_start(_BUSY_SECONDS), max(0, len(history.times) - 2))
+        shown = any(history.highest(name, start) for name in ("requests_running", "requests_waiting"))
+        return shown or bool(history.increase("generation_tokens", start))
+
+    @cached_property
     def falling(self) -> bool:
         """Whether tokens per second have just fallen."""
         return _falling(self.history)
 
-    @property
+    @cached_property
     def answers_outlast_window(self) -> bool:
         """Whether a request takes longer than the long window, so that few finished ones prove nothing.
 
         By Little's law: time in the engine = requests in the engine / requests finished per second.
         """
-        start = self.history.window_start(self.t - self.thresholds.long_window)
-        running = self.history.mean("requests_running", start)
-        span = self.history.span(start)
-        if running is None or span <= 0 or self.long.finished <= 0:
+        running = self.history.mean(
+            "requests_running", self.history.recent_start(self.thresholds.long_window)
+        )
+        if running is None or self.span <= 0 or self.long.finished <= 0:
             return True
-        return running * span / self.long.finished > self.thresholds.long_window
+        return running * self.span / self.long.finished > self.thresholds.long_window
 
-    @property
+    @cached_property
     def tokens_fell(self) -> bool | None:
         """Whether tokens per second are abnormally far below the engine's own level; None if unknown.
 
@@ -167,133 +206,188 @@ class Situation:
         return (self.signals.recomputed_ratio or 0.0) >= TWICE_MATTERS
 
 
-def describe(
-    history: History,
-    signals: Signals,
-    baseline: Baseline,
-    server_facts: Mapping[str, object],
-    thresholds: AnalysisConfig,
-    lora: LoraState | None,
-    pace: PaceWatch,
-) -> Situation:
-    """Describe the situation after the last successful poll."""
-    t = history.times[-1]
-    burst = history.window_start(t - thresholds.burst_window)
-    minute = history.window_start(t - thresholds.window)
-    long = history.window_start(t - thresholds.long_window)
-    seats = as_number(server_facts.get("max_num_active_seqs")) or as_number(server_facts.get("max_num_seqs"))
-    return Situation(
-        t=t,
-        signals=signals,
-        history=history,
-        baseline=baseline,
-        server_facts=server_facts,
-        thresholds=thresholds,
-        lora=lora,
-        burst=_counts(history, burst),
-        half_minute=_counts(history, history.window_start(t - thresholds.hold)),
-        minute=_counts(history, minute),
-        long=_counts(history, long),
-        inferred=_only_inferred(history, history.window_start(t - _INFERRED_SECONDS)),
-        preempted_ago=_preempted_ago(history, thresholds),
-        queue=_queue(history, signals, server_facts, thresholds, seats, pace),
-        steps=_steps(history, signals, thresholds, pace),
-        throughput=_throughput(history, baseline, burst),
-        pace=pace,
-        seats=seats,
-        requests=_requests(history, minute),
-        idle=t - history.moved_at,
-        unfinished=t - history.finished_at,
-        busy=_busy(history),
-        span=history.span(long),
-    )
+class Queue:
+    """The queue and what it waits for, over `queue_window`."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._s = situation
+        self._history = situation.history
+
+    @cached_property
+    def _start(self) -> int:
+        return self._history.recent_start(self._s.thresholds.queue_window)
+
+    @cached_property
+    def waiting_share(self) -> float | None:
+        """Share of the polls in which at least one request waited."""
+        return self._history.share("requests_waiting", self._start, 0.5)
+
+    @cached_property
+    def waiting_mean(self) -> float | None:
+        """Requests waiting, on average."""
+        return self._history.mean("requests_waiting", self._start)
+
+    @cached_property
+    def deferred_mean(self) -> float | None:
+        """Requests of them that wait for something other than capacity, on average."""
+        return self._history.mean("requests_deferred", self._start)
+
+    @cached_property
+    def running_mean(self) -> float | None:
+        """Requests running, on average."""
+        return self._history.mean("requests_running", self._start)
+
+    @cached_property
+    def running_most(self) -> float | None:
+        """The most requests that ran at once."""
+        return self._history.highest("requests_running", self._start)
+
+    @cached_property
+    def seats_share(self) -> float | None:
+        """Share of the polls in which all seats, or all but one, were taken."""
+        seats = self._s.seats
+        least = None if seats is None else max(1.0, seats - 1)
+        return None if least is None else self._history.share("requests_running", self._start, least)
+
+    @cached_property
+    def kv_usage_mean(self) -> float | None:
+        """KV usage, on average."""
+        return self._history.mean("kv_usage", self._start)
+
+    @cached_property
+    def free_tokens(self) -> float | None:
+        """Tokens of the pool that were free for waiting requests, on average."""
+        usage, capacity = self.kv_usage_mean, self._s.signals.kv_capacity_tokens
+        reserved = self._s.number("watermark") or 0.0  # free, but not for waiting requests
+        return None if usage is None or capacity is None else (1 - usage - reserved) * capacity
+
+    @cached_property
+    def longest_prompt(self) -> float | None:
+        """Tokens of the longest prompts seen (p99), else the longest that the model accepts."""
+        lengths = self._history.prompt_lengths.lengths()
+        p99 = lengths.quantile(0.99) if lengths is not None and lengths.detailed else None
+        longest = self._s.number("max_model_len")
+        if p99 is None:
+            return longest
+        return p99 if longest is None else min(p99, longest)
+
+    @cached_property
+    def overhead(self) -> float:
+        """Tokens that every request holds whatever its lengths: what even the emptiest time does not explain.
+
+        Requests of hybrid models hold the state of some layers, those with a draft model its KV too.
+        """
+        least, capacity = self._s.pace.used_per_request(), self._s.signals.kv_capacity_tokens
+        prompts, outputs = self._history.prompt_lengths.lengths(), self._history.output_lengths.lengths()
+        if least is None or capacity is None or prompts is None or prompts.mean is None:
+            return 0.0
+        answer = outputs.mean if outputs is not None and outputs.mean is not None else 0.0
+        return max(0.0, least * capacity - prompts.mean - answer)
+
+    @cached_property
+    def has_room(self) -> bool | None:
+        """Whether the head of the queue would be admitted: only as a whole, and no request overtakes it.
+
+        None without a KV reading.
+        """
+        if self.kv_usage_mean is None:
+            return None
+        if self.free_tokens is not None and self.longest_prompt is not None:
+            return self.free_tokens >= self.longest_prompt + self.overhead
+        return self.kv_usage_mean < self._s.thresholds.kv_full
 
 
-def _counts(history: History, start: int) -> Counts:
+class Steps:
+    """The engine's steps, over `queue_window`; a step without an output is not counted as one."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._s = situation
+        self._history = situation.history
+
+    @cached_property
+    def _start(self) -> int:
+        return self._history.recent_start(self._s.thresholds.queue_window)
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Tokens computed per step, prompts and answers; prompt tokens from the prefix cache are none."""
+        history, start = self._history, self._start
+        steps = history.increase("engine_steps", start)
+        generated = history.increase("generation_tokens", start)
+        prompts = history.increase("prompt_tokens", start)
+        if not steps or generated is None or prompts is None:
+            return None
+        computed = history.increase("prompt_tokens_computed", start)
+        if computed is None:
+            computed = max(0.0, prompts - (history.increase("prefix_hits", start) or 0.0))
+        return (generated + min(computed, prompts)) / steps
+
+    @cached_property
+    def work_share(self) -> float | None:
+        """Share of their time that grows with the work in them."""
+        history, start = self._history, self._start
+        steps = history.increase("engine_steps", start)
+        seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
+        if not steps or seconds is None:
+            return None
+        # An answer that is set back for a while makes its tokens late and no step longer.
+        return self._s.pace.work_share(min(seconds, history.span(start) / steps))
+
+    @cached_property
+    def burst_factor(self) -> float | None:
+        """Times the longest time that this load explains, in the burst window alone; too short to be sure."""
+        return self._slow_factor(self._s.thresholds.burst_window)
+
+    @cached_property
+    def slow_factor(self) -> float | None:
+        """The same in the burst window, in half and in twice of it; the smallest of these."""
+        burst = self._s.thresholds.burst_window
+        factors = (self.burst_factor, self._slow_factor(2 * burst))
+        known = [factor for factor in (self._slow_factor(burst / 2), *factors) if factor is not None]
+        return None if None in factors else min(known)
+
+    @property
+    def slowing(self) -> bool:
+        """Whether steps of the burst window may become a slow engine."""
+        return self.burst_factor is not None and self.burst_factor >= _SLOWING
+
+    @cached_property
+    def computes_prompt(self) -> bool:
+        """Whether prompts that are being computed are most of the growth of KV usage."""
+        return uncounted(self._history, self._start, self._s.signals.kv_capacity_tokens)[1]
+
+    def _slow_factor(self, window: float) -> float | None:
+        """How many times the longest plausible time of this load a step takes; None if unknown."""
+        history, capacity = self._history, self._s.signals.kv_capacity_tokens
+        start = history.recent_start(window)
+        steps = history.increase("engine_steps", start)
+        seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
+        running = history.mean("requests_running", start)
+        if not steps or seconds is None or not running:
+            return None
+        growth, computes = uncounted(history, start, capacity)
+        again = (history.increase("preemptions", start) or 0.0) * _held(history, start, capacity)
+        prompts = (history.increase("prompt_tokens", start) or 0.0) + growth + again
+        expected = None if computes else self._s.pace.expected(running, prompts / steps)
+        # One token that came late is no slow step: the steps have to be few as well.
+        return None if expected is None else min(seconds, history.span(start) / steps) / expected
+
+
+def _counts(history: History, window: float) -> Counts:
+    start = history.recent_start(window)
     counted = history.increase("preemptions", start)
     finished = history.increase("requests_finished", start) or 0.0
     inferred = history.increase("preemptions_inferred", start) or 0.0
     if counted is None:
         return Counts(inferred, finished, 0.0, inferred)
-    recent = history.window_start(history.times[-1] - _INFERRED_SECONDS)
-    return Counts(counted + _only_inferred(history, max(start, recent)), finished, counted, inferred)
+    recent = max(start, history.recent_start(_INFERRED_SECONDS))
+    return Counts(counted + _only_inferred(history, recent), finished, counted, inferred)
 
 
 def _only_inferred(history: History, start: int) -> float:
     """Preemptions since a window's start that the gauges show and the counter does not."""
     counted = history.increase("preemptions", start) or 0.0
     return max(0.0, (history.increase("preemptions_inferred", start) or 0.0) - counted)
-
-
-def _queue(
-    history: History,
-    signals: Signals,
-    server_facts: Mapping[str, object],
-    thresholds: AnalysisConfig,
-    seats: float | None,
-    pace: PaceWatch,
-) -> Queue:
-    start = history.window_start(history.times[-1] - thresholds.queue_window)
-    kv_usage = history.mean("kv_usage", start)
-    capacity = signals.kv_capacity_tokens
-    reserved = as_number(server_facts.get("watermark")) or 0.0  # free, but not for waiting requests
-    free = None if kv_usage is None or capacity is None else (1 - kv_usage - reserved) * capacity
-    longest = _longest_prompt(history, server_facts)
-    overhead = _overhead(history, capacity, pace)
-    return Queue(
-        waiting_share=history.share("requests_waiting", start, 0.5),
-        waiting_mean=history.mean("requests_waiting", start),
-        deferred_mean=history.mean("requests_deferred", start),
-        kv_usage_mean=kv_usage,
-        free_tokens=free,
-        longest_prompt=longest,
-        overhead=overhead,
-        has_room=_has_room(kv_usage, free, longest, overhead, thresholds),
-        seats_share=None if seats is None else history.share("requests_running", start, max(1.0, seats - 1)),
-        running_most=history.highest("requests_running", start),
-    )
-
-
-def _overhead(history: History, capacity: float | None, pace: PaceWatch) -> float:
-    """Tokens that every request holds whatever its lengths: what even the emptiest time does not explain.
-
-    Requests of hybrid models hold the state of some layers, those with a draft model its KV too.
-    """
-    least = pace.used_per_request()
-    prompts, outputs = history.prompt_lengths.lengths(), history.output_lengths.lengths()
-    if least is None or capacity is None or prompts is None or prompts.mean is None:
-        return 0.0
-    answer = outputs.mean if outputs is not None and outputs.mean is not None else 0.0
-    return max(0.0, least * capacity - prompts.mean - answer)
-
-
-def _steps(history: History, signals: Signals, thresholds: AnalysisConfig, pace: PaceWatch) -> Steps:
-    t = history.times[-1]
-    start = history.window_start(t - thresholds.queue_window)
-    growth, computes = uncounted(history, start, signals.kv_capacity_tokens)
-    tokens = _tokens_per_step(history, start)
-    seconds = _step_seconds(history, start)
-    factors = [
-        _slow_factor(history, history.window_start(t - window), signals.kv_capacity_tokens, pace)
-        for window in (thresholds.burst_window / 2, thresholds.burst_window, 2 * thresholds.burst_window)
-    ]
-    known = [factor for factor in factors if factor is not None]
-    return Steps(
-        tokens=tokens,
-        prompt_share=None if tokens is None or seconds is None else pace.prompt_share(seconds, tokens),
-        work_share=None if seconds is None else pace.work_share(seconds),
-        slow_factor=None if None in factors[1:] else min(known),
-        slowing=factors[1] is not None and factors[1] >= _SLOWING,
-        uncounted=growth,
-        computes_prompt=computes,
-    )
-
-
-def _step_seconds(history: History, start: int) -> float | None:
-    """Seconds of a step; an answer that is set back for a while makes its tokens late and no step longer."""
-    steps = history.increase("engine_steps", start)
-    seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
-    return None if not steps or seconds is None else min(seconds, history.span(start) / steps)
 
 
 def uncounted(history: History, start: int, capacity: float | None) -> tuple[float, bool]:
@@ -312,105 +406,16 @@ def uncounted(history: History, start: int, capacity: float | None) -> tuple[flo
     return beyond, beyond >= _LEAST_UNCOUNTED and growth * capacity > _UNCOUNTED * counted
 
 
-def _tokens_per_step(history: History, start: int) -> float | None:
-    """Tokens computed per step; prompt tokens from the prefix cache are none."""
-    steps = history.increase("engine_steps", start)
-    generated, prompts = (
-        history.increase("generation_tokens", start),
-        history.increase("prompt_tokens", start),
-    )
-    if not steps or generated is None or prompts is None:
-        return None
-    computed = history.increase("prompt_tokens_computed", start)
-    if computed is None:
-        computed = max(0.0, prompts - (history.increase("prefix_hits", start) or 0.0))
-    return (generated + min(computed, prompts)) / steps
-
-
-def _slow_factor(history: History, start: int, capacity: float | None, pace: PaceWatch) -> float | None:
-    """How many times the longest plausible time of this load a step takes; None if unknown."""
-    steps = history.increase("engine_steps", start)
-    seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
-    running = history.mean("requests_running", start)
-    if not steps or seconds is None or not running:
-        return None
-    growth, computes = uncounted(history, start, capacity)
-    again = (history.increase("preemptions", start) or 0.0) * _held(history, start, capacity)
-    prompts = (history.increase("prompt_tokens", start) or 0.0) + growth + again
-    expected = None if computes else pace.expected(running, prompts / steps)
-    # One token that came late is no slow step: the steps have to be few as well.
-    return None if expected is None else min(seconds, history.span(start) / steps) / expected
-
-
 def _held(history: History, start: int, capacity: float | None) -> float:
     """Tokens that a running request holds."""
     usage, running = history.mean("kv_usage", start), history.mean("requests_running", start)
     return usage * capacity / running if usage and running and capacity else 0.0
 
 
-def _throughput(history: History, baseline: Baseline, start: int) -> Throughput:
-    """Compare the rate since a window's start with the calm level; fewer requests get fewer tokens."""
-    level, requests = baseline.level, _requests(history, start)
-    if level is not None and requests is not None and requests < baseline.level_requests:
-        level *= requests / baseline.level_requests
-    return Throughput(history.rate("generation_tokens", start), level)
-
-
 def _requests(history: History, start: int) -> float | None:
     """Return the mean of running and waiting requests since a window's start."""
     running, waiting = history.mean("requests_running", start), history.mean("requests_waiting", start)
     return None if running is None or waiting is None else running + waiting
-
-
-def _busy(history: History) -> bool:
-    """Whether any of the last polls showed a request, or tokens were generated between them.
-
-    At least two polls, and more than a second: single idle readings occur under load.
-    """
-    if history.columns["requests_running"][-1] > 0:
-        return True
-    start = min(history.window_start(history.times[-1] - _BUSY_SECONDS), max(0, len(history.times) - 2))
-    shown = any(history.highest(name, start) for name in ("requests_running", "requests_waiting"))
-    return shown or bool(history.increase("generation_tokens", start))
-
-
-def _longest_prompt(history: History, server_facts: Mapping[str, object]) -> float | None:
-    """Return the tokens of the longest prompts: p99 of those seen, else the model's limit."""
-    lengths = history.prompt_lengths.lengths()
-    p99 = lengths.quantile(0.99) if lengths is not None and lengths.detailed else None
-    longest = as_number(server_facts.get("max_model_len"))
-    if p99 is None:
-        return longest
-    return p99 if longest is None else min(p99, longest)
-
-
-def _has_room(
-    kv_usage: float | None,
-    free: float | None,
-    longest: float | None,
-    overhead: float,
-    thresholds: AnalysisConfig,
-) -> bool | None:
-    """Whether the head of the queue would be admitted: only as a whole, and no request overtakes it."""
-    if kv_usage is None:
-        return None
-    if free is not None and longest is not None:
-        return free >= longest + overhead
-    return kv_usage < thresholds.kv_full
-
-
-def _preempted_ago(history: History, thresholds: AnalysisConfig) -> float | None:
-    """Return the seconds since the counter of preemptions moved; None if not within 2 `light_for`."""
-    t = history.times[-1]
-    start = history.window_start(t - 2 * thresholds.light_for)
-    column = history.columns["preemptions"]
-    now = column[-1]
-    if math.isnan(now) or now <= 0 or now == column[start]:  # unknown, never moved, or not lately
-        return None
-    for index in range(len(column) - 2, start - 1, -1):
-        if column[index] != now:
-            return t - history.times[index + 1]
-    return None
 
 
 def _falling(history: History) -> bool:

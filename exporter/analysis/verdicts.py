@@ -52,8 +52,9 @@ class Judge:
         restart = situation.history.restart
         renewed = restart is not None and restart.at > self._changed  # the old verdict is of another process
         hold = 0.0 if renewed else situation.thresholds.hold
+        verdict = self.verdict
         for rule in ORDER:
-            current = rule.verdict == self.verdict
+            current = rule.verdict == verdict
             evidence = rule.applies(situation, current)
             if evidence is not None:
                 severity = catalogue.load().verdicts[rule.verdict].severity

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import EngineReading, ModelReading, Pipeline, TargetReading
-from exporter.analysis.situation import Situation, describe
+from exporter.analysis.situation import Situation
 from exporter.config import AnalysisConfig
 from support.bodies import body, engine
 
@@ -184,7 +184,7 @@ def situation(stage: Stage, name: str = "0") -> Situation:
     played = next(one for key, one in stage.pipeline._engines.items() if key.name == name)
     reading = engine_of(stage.readings[-1], name)
     facts = reading.server_facts.facts
-    return describe(
+    return Situation(
         played.history, reading.signals, played._baseline, facts, AnalysisConfig(), None, played._pace
     )
 

@@ -25,6 +25,8 @@ _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Preemptions with little completed work."""
+    if not current and s.long.preempted <= 0:
+        return None
     if not s.busy or _is_not_kv(s) or steps_are_full(s) or (is_compute_bound(s) and not s.much_is_done_twice):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
@@ -49,7 +51,7 @@ def _latency_grew(s: Situation, factor: float) -> bool:
     now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds()
     if now is not None and usual is not None and now >= factor * usual:
         return True
-    start = s.history.window_start(s.t - s.thresholds.window)
+    start = s.history.recent_start(s.thresholds.window)
     latency = s.pace.calm_latency()
     if latency is None or s.requests is None or s.history.span(start) < s.thresholds.window / 2:
         return False
@@ -205,9 +207,9 @@ def _is_not_kv(s: Situation) -> bool:
 
 def preemption_light(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Some preemptions, and work gets done."""
-    if is_long(s) and not _many(s):  # then the queue says more
-        return None
     if not _preempts_lately(s, current) or _hardly_any(s, current):
+        return None
+    if is_long(s) and not _many(s):  # then the queue says more
         return None
     return _light_evidence(s)
 
@@ -238,7 +240,7 @@ def _preempts_lately(s: Situation, current: bool) -> bool:
         return ago <= s.thresholds.light_for
     before = s.history.window_start(s.t - ago - s.thresholds.light_for / 2)
     counted = s.history.columns["preemptions"]
-    earlier = counted[before] - counted[s.history.window_start(s.t - s.thresholds.long_window)]
+    earlier = counted[before] - counted[s.history.recent_start(s.thresholds.long_window)]
     return ago <= 2 * s.thresholds.light_for and 0 < earlier <= _ONE_BY_ONE
 
 

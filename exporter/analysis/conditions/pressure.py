@@ -29,7 +29,7 @@ def kv_pressure_rising(s: Situation, current: bool) -> tuple[Evidence, ...] | No
     horizon = s.thresholds.pressure_horizon * (1.5 if current else 1.0)
     if seconds > horizon or usage < s.thresholds.pressure_kv:
         return None
-    then = s.history.columns["kv_usage"][s.history.window_start(s.t - s.thresholds.window)]
+    then = s.history.columns["kv_usage"][s.history.recent_start(s.thresholds.window)]
     if usage - then < _PRESSURE_RISE / (2 if current else 1) or _grows_by_prompt(s):
         return None
     return some(("kv_seconds_to_full", seconds, horizon), ("kv_usage_ratio", usage))
@@ -37,7 +37,7 @@ def kv_pressure_rising(s: Situation, current: bool) -> tuple[Evidence, ...] | No
 
 def _grows_by_prompt(s: Situation) -> bool:
     """Whether most of the growth is a prompt that is being computed, which ends with the prompt."""
-    start = s.history.window_start(s.t - s.thresholds.window)
+    start = s.history.recent_start(s.thresholds.window)
     return uncounted(s.history, start, s.signals.kv_capacity_tokens)[1]
 
 
@@ -47,7 +47,7 @@ def kv_held_no_requests(s: Situation, _current: bool) -> tuple[Evidence, ...] | 
     since = s.t - s.history.worked_at
     if since < after or s.running != 0 or s.waiting != 0:
         return None
-    start = s.history.window_start(s.t - s.thresholds.held_after)
+    start = s.history.recent_start(s.thresholds.held_after)
     if s.history.share("kv_usage", start, s.thresholds.held_kv) != 1:
         return None
     return some(
@@ -85,6 +85,8 @@ def _computed_prompt(pace: Pace, capacity: float | None) -> bool:
 
 def decode_much_slower(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Each step takes several times longer than this engine's steps ever did, and no prompt explains it."""
+    if not current and (s.steps.burst_factor or 0.0) < _MUCH_SLOWER:
+        return None  # the factor is the smallest of several, of which this is one
     factor = s.steps.slow_factor
     if not s.busy or s.steps.computes_prompt:
         return None
@@ -107,14 +109,16 @@ def decode_slow_is_critical(s: Situation, critical: bool) -> bool:
 def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     """Very long answers: tokens flow, nothing finishes, nothing waits."""
     after = s.thresholds.runaway_after
-    start = s.history.window_start(s.t - after)
+    if s.unfinished < after or s.waiting:
+        return None
+    start = s.history.recent_start(after)
     running = s.history.mean("requests_running", start)
     generated = s.history.increase("generation_tokens", start)
     finished = s.history.increase("requests_finished", start)
     if not running or generated is None or finished is None or s.history.span(start) < after:
         return None
     busy = s.history.share("requests_running", start, 0.5) == 1
-    if not busy or finished > 0 or s.waiting or generated < s.thresholds.runaway_tokens * running:
+    if not busy or finished > 0 or generated < s.thresholds.runaway_tokens * running:
         return None
     return some(
         ("tokens_per_running_request", generated / running, s.thresholds.runaway_tokens),

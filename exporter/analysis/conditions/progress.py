@@ -41,13 +41,10 @@ def unfittable_request(s: Situation, _current: bool) -> tuple[Evidence, ...] | N
 
 def evicts_itself(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """A request fills the pool, loses its blocks and starts again, for minutes, without one token."""
-    start = s.history.window_start(s.t - _EVICTING_SECONDS)
-    if s.history.span(start) < _EVICTING_SECONDS or not _progress_is_known(s):
+    start = s.history.recent_start(_EVICTING_SECONDS)
+    if s.history.increase("generation_tokens", start) != 0 or s.history.increase("requests_finished", start):
         return None
-    generated, finished = (
-        s.history.increase(name, start) for name in ("generation_tokens", "requests_finished")
-    )
-    if generated != 0 or finished or not s.busy:
+    if s.history.span(start) < _EVICTING_SECONDS or not _progress_is_known(s) or not s.busy:
         return None
     falls = _falls_from_full(s.history.columns["kv_usage"][start:], s.thresholds.kv_full)
     if falls < (1 if current else _LEAST_FALLS):
@@ -69,7 +66,7 @@ def _falls_from_full(usages: Sequence[float], full: float) -> int:
 def _nothing_gets_in(s: Situation) -> bool:
     if s.running is None or s.running > 0 or not s.waiting or not _progress_is_known(s):
         return False
-    start = s.history.window_start(s.t - s.thresholds.deadlock_after)
+    start = s.history.recent_start(s.thresholds.deadlock_after)
     stood = (
         s.history.highest("requests_running", start) == 0
         and s.history.share("requests_waiting", start, 0.5) == 1

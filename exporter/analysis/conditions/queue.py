@@ -30,9 +30,11 @@ _TIMES_LONGEST: Final = 3.0
 
 def _queues(s: Situation, current: bool, cause: str) -> bool:
     """Whether requests have been waiting for a while, for this cause, in an engine that works."""
+    if s.queue_cause != cause:
+        return False
     # Once it is there, a standstill ends it only when it is long enough for a verdict of its own.
     idle = s.thresholds.stall_after if current else _QUEUE_IDLE_SECONDS
-    if s.queue.waiting_share is None or s.idle > idle or s.queue_cause != cause:
+    if s.queue.waiting_share is None or s.idle > idle:
         return False
     if current:
         return s.queue.waiting_share >= s.thresholds.queue_leave_share

@@ -110,4 +110,4 @@ class Case:
     @property
     def minute(self) -> int:
         """Where the window of rates starts in the history."""
-        return self.s.history.window_start(self.s.t - self.s.thresholds.window)
+        return self.s.history.recent_start(self.s.thresholds.window)
