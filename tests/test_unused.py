@@ -19,7 +19,7 @@ BY_NAME = {
     "http2": "a key of the web configuration without effect here",
     **dict.fromkeys(
         (
-            "preemptions_inferred_per_second", "generation_tokens_per_second_recent",
+            "preemptions_inferred_per_second",
             "prompt_tokens_per_second", "engine_steps_per_second",
             "time_to_first_token_mean_seconds", "progress_idle_seconds",
         ),

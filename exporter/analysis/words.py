@@ -94,6 +94,7 @@ SIGNALS: Final = (
     # Evidence of verdicts that is no signal.
     Signal("kv_usage", "KV cache usage", "KV usage", "ratio"),
     Signal("preemptions_in_burst", "Preemptions in the last seconds", "preempted lately", "requests"),
+    Signal("preemptions_per_finished_lately", "Preemptions per finished request lately", "preemptions per finished request lately", "number", 2),
     Signal("preemptions_inferred", "Inferred preemptions in the last seconds", "inferred preemptions", "requests"),
     Signal("requests_finished_in_burst", "Finished requests in the last seconds", "finished lately", "requests"),
     Signal("generation_tokens_in_burst_per_second", "Tokens per second in the last seconds", "tokens/s lately", "per_second"),

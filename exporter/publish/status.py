@@ -8,6 +8,7 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.load_profile import LoadProfile
+from exporter.analysis.measured import measured
 from exporter.analysis.pipeline import EngineReading, ModelReading, TargetReading
 from exporter.analysis.relief import limit_words, relief
 from exporter.analysis.target_verdict import REACHABLE, TargetJudgement
@@ -178,6 +179,7 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
         **shown,
         "summary": entry.summary,
         "meaning": entry.meaning,
+        "measured": list(measured(entry.name, engine.signals)),
         "now": list(relief(entry.name, engine.judgement.severity, limit_words(engine.gateway_limit))),
         "since_seconds": round(now - engine.judgement.since, 3),
         "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
@@ -205,4 +207,6 @@ def _evidence(evidence: Evidence) -> dict[str, Any]:
         shown["note"] = evidence.note
     if evidence.threshold is not None:
         shown["threshold"] = round(evidence.threshold, _DIGITS)
+    if evidence.ends is not None:
+        shown["ends"] = round(evidence.ends, _DIGITS)
     return shown

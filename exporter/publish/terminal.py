@@ -8,6 +8,7 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
+from exporter.analysis.measured import measured
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.relief import NOW, limit_words, loss, paid, relief
 from exporter.analysis.target_verdict import REACHABLE
@@ -73,6 +74,7 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     title = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
     yield f"{inert(engine.key.model)} engine {inert(name)}: {title}"
     yield f"  {table.verdicts[judgement.verdict].summary}"
+    yield from (f"  {sentence}" for sentence in measured(judgement.verdict, engine.signals))
     known = engine.signals.known()
     yield "  " + ", ".join(signal.phrase(known[signal.name]) for signal in _SHOWN if signal.name in known)
     yield from _now(relief(judgement.verdict, judgement.severity, limit_words(engine.gateway_limit)))
@@ -130,9 +132,7 @@ def _evidence(evidence: Evidence) -> str:
     if evidence.note:
         return f"{label(evidence.signal)} {evidence.note}"
     known = f"{label(evidence.signal)}: {number(evidence.signal, evidence.value)}"
-    if evidence.threshold is None:
-        return known
-    return f"{known} (threshold {number(evidence.signal, evidence.threshold)})"
+    return f"{known} ({evidence.limits})" if evidence.limits else known
 
 
 def _title(name: str) -> str:

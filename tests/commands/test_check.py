@@ -78,7 +78,11 @@ def test_a_storm_is_reported_with_evidence_and_ranked_flags(storm):
     """What is wrong, why, what to change and what will not help."""
     text = "\n".join(report(storm))
     assert "preemption thrash (critical)" in text
-    assert re.search(r"^  Preemptions per finished request: [0-9.]+ \(threshold 0\.40\)$", text, re.MULTILINE)
+    assert re.search(
+        r"^  Preemptions per finished request lately: [0-9.]+ \(threshold 0\.80, ends below 0\.40\)$",
+        text,
+        re.MULTILINE,
+    )
     assert re.search(r"Computed from KV cache capacity 6400, KV demand / capacity [0-9.]+, ", text)
     assert "1. Keep some blocks free when admitting   --watermark 0.05" in text
     assert "Ordered by cost, without gains" in text

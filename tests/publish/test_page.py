@@ -174,7 +174,7 @@ def test_a_storm_is_explained_with_numbers_and_flags():
     """Evidence with its threshold, fixes in order and why, settings with their source."""
     reading = storm()[-1]
     shown = document(reading)
-    assert "Preemptions per finished request 0.66 threshold 0.40" in shown.text
+    assert "Preemptions per finished request lately 5.00 threshold 0.80, ends below 0.40" in shown.text
     advised = engine_of(reading).advice.fixes
     titles = [TABLE.fixes[advice.fix].title for advice in advised]
     at = [shown.text.index(f" {title} ") for title in titles]

@@ -111,6 +111,7 @@ NUMBERS = {
     of("vllm_pressure_requests_waiting", **ENGINE): "23",
     of("vllm_pressure_preemptions_per_second", **ENGINE): "5.126",
     of("vllm_pressure_preemptions_per_finished_request", **ENGINE): "2.58",
+    of("vllm_pressure_recomputed_ratio", **ENGINE): "0.312",
     of("vllm_pressure_generation_tokens_per_second", **ENGINE): "1501",
 }
 

@@ -19,7 +19,8 @@ _LESS_TO_STAY: Final = 0.75
 _AS_MANY: Final = 0.7
 # At most this number in the long window comes one by one.
 _ONE_BY_ONE: Final = 6
-# Not the signal of nearly that name, which is the rate of a minute.
+# Not the signals of nearly these names, which are those of five minutes and of one.
+_LATELY: Final = "preemptions_per_finished_lately"
 _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 
@@ -98,10 +99,11 @@ def _sustained(s: Situation) -> tuple[Evidence, ...] | None:
         return None
     ratio = s.minute.preempted / s.minute.finished
     # Beside a long queue fewer are no trifle.
-    if ratio < (thresholds.thrash_leave_ratio if is_long(s) else thresholds.thrash_ratio):
+    threshold = thresholds.thrash_leave_ratio if is_long(s) else thresholds.thrash_ratio
+    if ratio < threshold:
         return None
     return some(
-        ("preemptions_per_finished_request", ratio, thresholds.thrash_ratio),
+        (_LATELY, ratio, threshold, thresholds.thrash_leave_ratio),
         ("preemptions_per_second", s.signals.preemptions_per_second),
         ("recomputed_ratio", s.signals.recomputed_ratio),
     )
@@ -145,14 +147,13 @@ def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
     )
     if not storm and not starved:
         return None
+    thresholds, lately = s.thresholds, s.half_minute
+    ratio = lately.preempted / lately.finished if storm and lately.finished else None
+    level = None if storm or s.throughput.level is None else thresholds.tokens_fallen * s.throughput.level
     return some(
         ("preemptions_per_second", s.signals.preemptions_per_second),
-        (
-            "preemptions_per_finished_request",
-            s.signals.preemptions_per_finished_request,
-            s.thresholds.thrash_leave_ratio,
-        ),
-        (_BURST_TOKENS, s.throughput.tokens_per_second),
+        (_LATELY, ratio, thresholds.thrash_ratio, thresholds.thrash_leave_ratio),
+        (_BURST_TOKENS, s.throughput.tokens_per_second, level),
     )
 
 

@@ -26,13 +26,13 @@ def kv_pressure_rising(s: Situation, current: bool) -> tuple[Evidence, ...] | No
     seconds, usage = s.signals.kv_seconds_to_full, s.signals.kv_usage_ratio
     if seconds is None or usage is None or s.span < _PRESSURE_SPAN:
         return None
-    horizon = s.thresholds.pressure_horizon * (1.5 if current else 1.0)
-    if seconds > horizon or usage < s.thresholds.pressure_kv:
+    horizon, ends = s.thresholds.pressure_horizon, 1.5 * s.thresholds.pressure_horizon
+    if seconds > (ends if current else horizon) or usage < s.thresholds.pressure_kv:
         return None
     then = s.history.columns["kv_usage"][s.history.recent_start(s.thresholds.window)]
     if usage - then < _PRESSURE_RISE / (2 if current else 1) or _grows_by_prompt(s):
         return None
-    return some(("kv_seconds_to_full", seconds, horizon), ("kv_usage_ratio", usage))
+    return some(("kv_seconds_to_full", seconds, horizon, ends), ("kv_usage_ratio", usage))
 
 
 def _grows_by_prompt(s: Situation) -> bool:
@@ -65,14 +65,15 @@ def decode_slow(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
         return None
     capacity = s.signals.kv_capacity_tokens
     paces = [each for each in s.baseline.paces(s.t - _SLOW_SPAN) if not _computed_prompt(each, capacity)]
-    factor = 1 + (s.thresholds.slow_factor - 1) / (2 if current else 1)
+    enters, ends = s.thresholds.slow_factor, 1 + (s.thresholds.slow_factor - 1) / 2
+    factor = ends if current else enters
     if len(paces) < _SLOW_SLICES or median(each.factor for each in paces) < factor:
         return None
     if not current and any(each.factor < factor for each in paces[-_SLOW_SLICES:]):
         return None
     last = paces[-1]
     return some(
-        ("inter_token_latency_mean_seconds", last.seconds, factor * last.normal),
+        ("inter_token_latency_mean_seconds", last.seconds, enters * last.normal, ends * last.normal),
         ("requests_running", s.running),
     )
 
@@ -92,12 +93,12 @@ def decode_much_slower(s: Situation, current: bool) -> tuple[Evidence, ...] | No
         return None
     if factor is None:  # no step to look at: nothing has changed
         return some(("progress_idle_seconds", s.idle)) if current else None
-    least = _MUCH_SLOWER_LEAVE if current else _MUCH_SLOWER
-    if (s.queue.deferred_mean or 0.0) > (s.running or 0.0):
-        least *= 2  # steps may wait for the transfers of those requests
-    if factor < least:
+    # Steps may wait for the transfers of deferred requests.
+    times = 2 if (s.queue.deferred_mean or 0.0) > (s.running or 0.0) else 1
+    if factor < times * (_MUCH_SLOWER_LEAVE if current else _MUCH_SLOWER):
         return None
-    return some(("step_time_factor", factor, least), ("requests_running", s.running))
+    limits = times * _MUCH_SLOWER, times * _MUCH_SLOWER_LEAVE
+    return some(("step_time_factor", factor, *limits), ("requests_running", s.running))
 
 
 def decode_slow_is_critical(s: Situation, critical: bool) -> bool:
@@ -129,7 +130,7 @@ def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | N
 def kv_full_ok(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """A cache that is full with work getting done."""
     mean = s.signals.kv_usage_mean_ratio
-    full = s.thresholds.kv_full - (0.05 if current else 0.0)
-    if mean is None or mean < full or not s.busy or s.span < s.thresholds.queue_window:
+    full, ends = s.thresholds.kv_full, s.thresholds.kv_full - 0.05
+    if mean is None or mean < (ends if current else full) or not s.busy or s.span < s.thresholds.queue_window:
         return None
-    return some(("kv_usage_mean_ratio", mean, full))
+    return some(("kv_usage_mean_ratio", mean, full, ends))

@@ -49,7 +49,7 @@ def _queues(s: Situation, current: bool, cause: str) -> bool:
 def _queue_evidence(s: Situation) -> tuple[Evidence, ...]:
     return some(
         ("requests_waiting", s.waiting),
-        ("waiting_share", s.queue.waiting_share, s.thresholds.queue_share),
+        ("waiting_share", s.queue.waiting_share, s.thresholds.queue_share, s.thresholds.queue_leave_share),
         ("queue_time_mean_seconds", s.signals.queue_time_mean_seconds),
         ("kv_usage_ratio", s.signals.kv_usage_ratio),
     )

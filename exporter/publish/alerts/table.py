@@ -54,7 +54,7 @@ class Alert:
 
 NUMBERS: Final = tuple(WORDS[name] for name in (
     "kv_usage_max_ratio", "requests_running", "requests_waiting", "preemptions_per_second",
-    "preemptions_per_finished_request", "generation_tokens_per_second",
+    "preemptions_per_finished_request", "recomputed_ratio", "generation_tokens_per_second",
 ))  # fmt: skip
 """The numbers of a description; each is an exported metric too."""
 WORST_ENGINE: Final = "worst engine: "
