@@ -417,6 +417,37 @@ def test_what_has_run_out_is_not_told():
     asyncio.run(story())
 
 
+def test_what_is_sent_again_is_logged_once(caplog):
+    """Raised, accepted, resolved: one line each, however often the alert is sent again."""
+    caplog.set_level(logging.INFO, logger="exporter")
+
+    async def story():
+        async with Fake() as server, Push(server.url, resend_interval=1.0) as push:
+            for sent in range(1, 4):
+                push.say("kv_bound")
+                await push.until(lambda sent=sent: push.counts["sent"] >= sent)
+            push.say("healthy")
+            await push.until(lambda: push.counts["sent"] >= 4)
+
+    asyncio.run(story())
+    words = [record.getMessage().partition("=")[0].rpartition(" ")[0] for record in caplog.records]
+    assert words == ["alert raised", "alerts accepted", "alert resolved"]
+
+
+def test_lasting_trouble_is_logged_again_with_its_count(caplog):
+    """After every twenty failures, which take about ten minutes."""
+    caplog.set_level(logging.WARNING, logger="exporter")
+
+    async def story():
+        async with Fake(always(500)) as server, Push(server.url) as push:
+            push.say("kv_bound")
+            await push.until(lambda: len(push.waits) >= 45)
+
+    asyncio.run(story())
+    counts = [record.getMessage().rpartition("failures=")[2] for record in caplog.records]
+    assert counts[:3] == ["1", "20", "40"]
+
+
 def test_trouble_is_logged_once_and_its_end_too(caplog):
     """With the address, and nothing that is secret."""
     caplog.set_level(logging.INFO, logger="exporter")
@@ -433,9 +464,10 @@ def test_trouble_is_logged_once_and_its_end_too(caplog):
     said = [record.getMessage() for record in caplog.records if "alertmanager=" in record.getMessage()]
     assert [line.split(" alertmanager=")[0] for line in said] == [
         "cannot push alerts",
-        "pushing alerts again",
+        "alerts accepted",
     ]
     assert "error=http_500" in said[0]
+    assert said[0].endswith(" waiting=1 failures=1")
     assert "hush" not in caplog.text
 
 

@@ -41,6 +41,8 @@ MOST_WAITING: Final = 1024
 # The wait after a failure doubles from the first to the longest of these.
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 30.0
+# The warning is repeated after this many failures, about every ten minutes.
+FAILURES_PER_WARNING: Final = 20
 _PATH: Final = "/api/v2/alerts"
 _SUCCESS: Final = range(200, 300)
 # Alertmanager will never accept these alerts; a wrong path or token may still be corrected.
@@ -62,6 +64,7 @@ class Notifier:
         self.closed = not config.urls
         self._config = config
         self._wall_clock = wall_clock
+        self._raised: set[Key] = set()
         self._peers = [_Peer(url, config, count, wall_clock, sleep) for url in config.urls]
         for outcome in OUTCOMES if config.urls else ():
             count(outcome, 0)
@@ -72,12 +75,12 @@ class Notifier:
         return TargetAlerts(self, ActiveAlerts(config), self._wall_clock)
 
     def put(self, notices: Sequence[Notice]) -> None:
-        """Queue notices for every Alertmanager."""
+        """Queue notices for every Alertmanager; logs those that are not sent again only."""
         for notice in notices:
-            log.info(
-                "alert resolved labels=%s" if notice.resolved else "alert pushed labels=%s",
-                ",".join(f"{name}={value!r}" for name, value in notice.key),
-            )
+            if notice.resolved or notice.key not in self._raised:
+                labels = ",".join(f"{name}={value!r}" for name, value in notice.key)
+                log.info("alert %s labels=%s", "resolved" if notice.resolved else "raised", labels)
+            (self._raised.discard if notice.resolved else self._raised.add)(notice.key)
             for peer in self._peers:
                 peer.put(notice)
 
@@ -135,7 +138,7 @@ class _Peer:
         self._due = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
         self._failures = 0
-        self._error: str | None = None
+        self._error: str | None = "none yet"
 
     def put(self, notice: Notice) -> None:
         """Queue a notice in place of an older one of the same alert."""
@@ -172,9 +175,9 @@ class _Peer:
     async def _push(self, batch: Sequence[Notice]) -> None:
         outcome, error, detail = await self._post(batch)
         self._count(outcome, len(batch))
+        self._failures += outcome == "failed"
         self._log(error, detail)
         if outcome == "failed":
-            self._failures += 1
             await self._drop_session()  # certificates and addresses may have changed
             chance = random.random()  # noqa: S311 (no secret)
             await self._sleep(backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, self._failures - 1, chance))
@@ -236,13 +239,15 @@ class _Peer:
             await session.close()
 
     def _log(self, error: str | None, detail: str) -> None:
-        """Log an error once, and once that it is over."""
-        if error == self._error:
+        """Log that alerts are accepted, once until an error; an error at once and after every ten minutes."""
+        again = error is not None and self._failures > 0 and self._failures % FAILURES_PER_WARNING == 0
+        if error == self._error and not again:
             return
         if error is not None:
-            log.warning("cannot push alerts alertmanager=%s error=%s detail=%r", self._url, error, detail)
+            words = "cannot push alerts alertmanager=%s error=%s detail=%r waiting=%d failures=%d"
+            log.warning(words, self._url, error, detail, len(self._waiting), self._failures)
         else:
-            log.info("pushing alerts again alertmanager=%s", self._url)
+            log.info("alerts accepted alertmanager=%s", self._url)
         self._error = error
 
 
