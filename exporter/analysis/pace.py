@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from exporter.analysis.history import History
 from exporter.analysis.median import median
 
-__all__ = ["CalmRate", "PaceWatch"]
+__all__ = ["CalmRate", "PaceWatch", "computed_prompts"]
 
 # One observation of the fit is at least this long and has this many steps.
 _SLICE_SECONDS: Final = 2.0
@@ -25,12 +25,25 @@ _NOISE: Final = 0.1
 _DEVIATIONS: Final = 2.0
 # This number of prompt tokens per step may double a step's time, where no prompts were seen.
 _LEAST_PROMPT_SCALE: Final = 64.0
+# Preemptions of this share of the requests that start add little to the prompts that are computed.
+_FEW_AGAIN: Final = 0.2
 # What takes more than this factor is not learned as usual.
 _UNUSUAL: Final = 2.0
 _CALM_SECONDS: Final = 10.0
-# How much of a step is fixed is known after so long without a queue.
-_CALM_ENOUGH_SECONDS: Final = 40.0
+# The time of a step is known after so long; how much of it is fixed, after so long without a queue.
+_ENOUGH_SECONDS: Final = 40.0
 _KEEP_CALM: Final = 60
+
+
+def computed_prompts(history: History, start: int) -> float | None:
+    """Return the prompt tokens computed since a window's start; those from the prefix cache are not."""
+    prompts = history.increase("prompt_tokens", start)
+    if prompts is None:
+        return None
+    computed = history.increase("prompt_tokens_computed", start)
+    if computed is None:
+        computed = max(0.0, prompts - (history.increase("prefix_hits", start) or 0.0))
+    return min(computed, prompts)
 
 
 class CalmRate(NamedTuple):
@@ -46,13 +59,23 @@ class CalmRate(NamedTuple):
 class PaceWatch:
     """Learns the pace of one engine."""
 
-    __slots__ = ("_begin", "_calm_begin", "_calm_fit", "_calm_seconds", "_calm_sums", "_fit", "_sums", "calm")
+    __slots__ = (
+        "_begin",
+        "_calm_begin",
+        "_calm_fit",
+        "_calm_seconds",
+        "_calm_sums",
+        "_fit",
+        "_seconds",
+        "_sums",
+        "calm",
+    )
 
     def __init__(self) -> None:
         self.calm: deque[CalmRate] = deque(maxlen=_KEEP_CALM)  # the last calm times
         self._sums = [0.0] * 10  # n, r, x, rr, rx, xx, y, ry, xy, yy
         self._calm_sums = [0.0] * 10  # the same, while nothing waits
-        self._calm_seconds = 0.0
+        self._seconds = self._calm_seconds = 0.0
         self._calm_fit: _Fit | None = None
         self._begin = math.nan
         self._calm_begin = math.nan
@@ -75,18 +98,34 @@ class PaceWatch:
 
     def expected(self, running: float, prompts_per_step: float) -> float | None:
         """Return the longest plausible seconds of a step at this load; None before enough was seen."""
-        if self._sums[0] < _LEAST_SLICES or self._calm_seconds < _CALM_ENOUGH_SECONDS:
+        if self._sums[0] < _LEAST_SLICES or self._seconds < _ENOUGH_SECONDS:
             return None
         if self._fit is None:
             self._fit = _Fit(self._sums)
         return self._fit.most(running, prompts_per_step)
+
+    def prompt_share(self, seconds: float, prompts_per_step: float) -> float | None:
+        """Return the share of a step's time that computing prompts explains; None before enough was seen."""
+        if self._sums[0] < _LEAST_SLICES or seconds <= 0:
+            return None
+        if self._fit is None:
+            self._fit = _Fit(self._sums)
+        return min(1.0, self._fit.prompt_seconds * prompts_per_step / seconds)
+
+    def unexplained_share(self, seconds: float, running: float, prompts_per_step: float) -> float:
+        """Return the share of a step's time beyond the usual at this load; 0 before enough was seen."""
+        if self._sums[0] < _LEAST_SLICES or seconds <= 0:
+            return 0.0
+        if self._fit is None:
+            self._fit = _Fit(self._sums)
+        return max(0.0, 1.0 - self._fit.usual(running, prompts_per_step) / seconds)
 
     def work_share(self, seconds: float) -> float | None:
         """Return the least share of a step's time that grows with its work; None before enough was seen.
 
         More requests at once share only the rest: where nearly all of it grows, no seat and no block helps.
         """
-        if self._calm_sums[0] < _LEAST_SLICES or self._calm_seconds < _CALM_ENOUGH_SECONDS or seconds <= 0:
+        if self._calm_sums[0] < _LEAST_SLICES or self._calm_seconds < _ENOUGH_SECONDS or seconds <= 0:
             return None
         if self._calm_fit is None:
             self._calm_fit = _Fit(self._calm_sums)
@@ -119,9 +158,10 @@ class PaceWatch:
         running = history.mean("requests_running", start)
         if not steps or steps < _LEAST_STEPS or seconds is None or running is None:
             return
-        if history.increase("preemptions", start):
+        started = history.increase("first_token_count", start) or 0.0
+        if (history.increase("preemptions", start) or 0.0) > _FEW_AGAIN * started:
             return
-        x = (history.increase("prompt_tokens", start) or 0.0) / steps
+        x = (computed_prompts(history, start) or 0.0) / steps
         expected = self.expected(running, x)
         if expected is not None and seconds > _UNUSUAL * expected:
             return
@@ -138,6 +178,7 @@ class PaceWatch:
             seconds**2,
         )
         self._sums = [_KEEP * old + one for old, one in zip(self._sums, new, strict=True)]
+        self._seconds += history.span(start)
         self._fit = None
         if not history.highest("requests_waiting", start):
             self._calm_sums = [_KEEP * old + one for old, one in zip(self._calm_sums, new, strict=True)]
@@ -170,7 +211,7 @@ class _Fit:
     be as large as the step.
     """
 
-    __slots__ = ("_cov", "_mean", "_scale", "_y", "fixed_seconds")
+    __slots__ = ("_cov", "_mean", "_scale", "_y", "fixed_seconds", "prompt_seconds")
 
     def __init__(self, sums: list[float]) -> None:
         n, r, x, rr, rx, xx, y, ry, xy, yy = sums
@@ -184,7 +225,12 @@ class _Fit:
             self._mean = _times(self._cov, (g[0] / noise, g[1] / noise, g[2] / noise))
             left = yy / y0**2 - 2 * _dot(self._mean, g) + _dot(self._mean, _times(f, self._mean))
             noise = max(_NOISE**2, left / n)
+        self.prompt_seconds = max(0.0, self._mean[2]) * y0 / x0
         self.fixed_seconds = max(0.0, self._mean[0] + math.sqrt(self._cov[0])) * y0
+
+    def usual(self, running: float, prompts_per_step: float) -> float:
+        r0, x0 = self._scale
+        return self._y * max(0.0, _dot((1.0, running / r0, prompts_per_step / x0), self._mean))
 
     def most(self, running: float, prompts_per_step: float) -> float:
         r0, x0 = self._scale

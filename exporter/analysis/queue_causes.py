@@ -34,10 +34,18 @@ _ALMOST: Final = 0.95
 _MOST_HELD: Final = 3.0
 # A queue of at least this share of what runs keeps requests waiting for a good part of their time.
 _LONG: Final = 1 / 3
-# More requests at once gain at most a third where this share of a step grows with its work.
-_WORKS: Final = 0.75
+# The number of requests is steady where it changes by less than this share of those that finish.
+_STEADY: Final = 0.1
+# Prompts that take less than this share of the steps are not what limits.
+_LEAST_PROMPTS: Final = 0.3
+# Causes are compared by what this many times as much of each would give.
+_TIMES: Final = 4.0
 # A pool this full beside preemptions is what limits, even with all seats taken.
 _KV_TIGHT: Final = 0.95
+# A pool of which less is used, because the head does not fit, is too small for its prompts.
+_KV_WASTED: Final = 0.6
+# A pool this full all the time limits, whatever the head of the queue needs.
+_KV_FULL: Final = 0.97
 
 
 class QueueCauses:
@@ -101,14 +109,18 @@ def cause_of_waiting(s: Situation) -> str | None:
         return None
     if _is_deferred(s):
         return "deferred_wait"
-    if is_compute_bound(s):
-        return "prefill_bound"
+    cause = _limit_of_running(s)
+    return "prefill_bound" if cause != "prefill_bound" and is_compute_bound(s, cause) else cause
+
+
+def _limit_of_running(s: Situation) -> str:
+    """Return what keeps the head of the queue from being admitted."""
     if _seats_are_taken(s):
         kv_is_tight = s.queue.kv_usage_mean is not None and s.queue.kv_usage_mean >= _KV_TIGHT
         return "kv_bound" if s.minute.counted > 0 and kv_is_tight else "seat_bound"
     if steps_are_full(s):
         return "prefill_bound"
-    if s.queue.has_room is False:
+    if s.queue.has_room is False or (s.queue.kv_usage_mean or 0.0) >= _KV_FULL:
         return "kv_bound"
     return _by_elimination(s) or "queue_not_kv"
 
@@ -127,9 +139,51 @@ def _seats_are_taken(s: Situation) -> bool:
     return s.queue.running_most >= s.seats and s.queue.seats_share >= s.thresholds.seats_share
 
 
-def is_compute_bound(s: Situation) -> bool:
-    """Whether nearly all of a step's time grows with its work, so that more requests at once gain little."""
-    return s.steps.work_share is not None and s.steps.work_share >= _WORKS
+def is_compute_bound(s: Situation, limit: str = "kv_bound") -> bool:
+    """Whether faster prompts would help more than a higher limit of the requests that run.
+
+    With `k` times the requests a step takes `1 - a + (k - 1) w` times as long, where `w` is the share of it
+    that grows with its work and `a` that of contexts computed again, which ends: it does `k` times as much
+    in it. With prompts `n` times as fast, which take the share `p` of it, a step takes `1 - p + p / n` times
+    as long. Where clients wait for their answers, no speed shortens the queue: only a higher limit does.
+    """
+    prompts, waiting = s.steps.prompt_share, s.queue.waiting_mean
+    running = s.queue.running_mean
+    if prompts is None or prompts < _LEAST_PROMPTS or not running or waiting is None or _is_kept_empty(s):
+        return False
+    again = s.steps.again_share if limit == "kv_bound" else 0.0
+    work = max(prompts, (s.steps.work_share or 0.0) - again)
+    k = _room_to_grow(s, limit, running)
+    absorbed = 0.0
+    if _as_many_come_as_finish(s):
+        absorbed = min(waiting, (k - 1) * running) / (waiting + running)
+        k = min(k, 1 + waiting / running)
+    more, faster = k / (1 - again + (k - 1) * work), 1 / (1 - prompts + prompts / _TIMES)
+    return faster - more > absorbed * max(faster, more)
+
+
+def _is_kept_empty(s: Situation) -> bool:
+    """Whether the head of the queue is so long that much of the pool stays free for it."""
+    usage = s.queue.kv_usage_mean
+    return s.queue.has_room is False and usage is not None and usage < _KV_WASTED
+
+
+def _room_to_grow(s: Situation, limit: str, running: float) -> float:
+    """Return how many times as many requests could run if only this limit were higher.
+
+    More blocks help until the seats are taken, more seats until the pool is full.
+    """
+    if limit == "seat_bound":
+        return min(_TIMES, 1 / max(s.queue.kv_usage_mean or 0.0, 1 / _TIMES))
+    return _TIMES if s.seats is None else min(_TIMES, max(1.0, s.seats / running))
+
+
+def _as_many_come_as_finish(s: Situation) -> bool:
+    """Whether the number of requests hardly changes: clients wait for answers before they send again."""
+    start = s.history.recent_start(s.thresholds.window)
+    running, waiting = (s.history.columns[name] for name in ("requests_running", "requests_waiting"))
+    change = running[-1] + waiting[-1] - running[start] - waiting[start]
+    return abs(change) < _STEADY * max(1.0, s.minute.finished)
 
 
 def steps_are_full(s: Situation) -> bool:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
-from exporter.analysis.pace import PaceWatch
+from exporter.analysis.pace import PaceWatch, computed_prompts
 from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
@@ -309,29 +309,57 @@ class Steps:
         return self._history.recent_start(self._s.thresholds.queue_window)
 
     @cached_property
+    def _count(self) -> float | None:
+        return self._history.increase("engine_steps", self._start)
+
+    @cached_property
     def tokens(self) -> float | None:
         """Tokens computed per step, prompts and answers; prompt tokens from the prefix cache are none."""
-        history, start = self._history, self._start
-        steps = history.increase("engine_steps", start)
-        generated = history.increase("generation_tokens", start)
-        prompts = history.increase("prompt_tokens", start)
-        if not steps or generated is None or prompts is None:
+        generated = self._history.increase("generation_tokens", self._start)
+        if not self._count or generated is None or self.prompts is None:
             return None
-        computed = history.increase("prompt_tokens_computed", start)
-        if computed is None:
-            computed = max(0.0, prompts - (history.increase("prefix_hits", start) or 0.0))
-        return (generated + min(computed, prompts)) / steps
+        return generated / self._count + self.prompts
+
+    @cached_property
+    def prompts(self) -> float | None:
+        """Those of prompts."""
+        computed = computed_prompts(self._history, self._start)
+        return None if computed is None or not self._count else computed / self._count
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """Seconds of a step."""
+        seconds = self._history.ratio("inter_token_seconds", "inter_token_count", self._start)
+        if not self._count or seconds is None:
+            return None
+        # An answer that is set back for a while makes its tokens late and no step longer.
+        return min(seconds, self._history.span(self._start) / self._count)
+
+    @cached_property
+    def prompt_share(self) -> float | None:
+        """Share of their time that computing prompts explains."""
+        if self.seconds is None or self.prompts is None:
+            return None
+        return self._s.pace.prompt_share(self.seconds, self.prompts)
+
+    @cached_property
+    def again_share(self) -> float:
+        """Share of their time for contexts that are computed again, at most; 0 if unknown.
+
+        What is found in the prefix cache takes no time: it is no more than what nothing else explains.
+        """
+        running, seconds, prompts = self._s.queue.running_mean, self.seconds, self.prompts
+        preempted = self._history.increase("preemptions", self._start)
+        if not preempted or not self._count or seconds is None or prompts is None or running is None:
+            return 0.0
+        pace, held = self._s.pace, _held(self._history, self._start, self._s.signals.kv_capacity_tokens)
+        again = pace.prompt_share(seconds, preempted * held / self._count) or 0.0
+        return min(again, pace.unexplained_share(seconds, running, prompts))
 
     @cached_property
     def work_share(self) -> float | None:
         """Share of their time that grows with the work in them."""
-        history, start = self._history, self._start
-        steps = history.increase("engine_steps", start)
-        seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
-        if not steps or seconds is None:
-            return None
-        # An answer that is set back for a while makes its tokens late and no step longer.
-        return self._s.pace.work_share(min(seconds, history.span(start) / steps))
+        return None if self.seconds is None else self._s.pace.work_share(self.seconds)
 
     @cached_property
     def burst_factor(self) -> float | None:
@@ -367,7 +395,7 @@ class Steps:
             return None
         growth, computes = uncounted(history, start, capacity)
         again = (history.increase("preemptions", start) or 0.0) * _held(history, start, capacity)
-        prompts = (history.increase("prompt_tokens", start) or 0.0) + growth + again
+        prompts = (computed_prompts(history, start) or 0.0) + growth + again
         expected = None if computes else self._s.pace.expected(running, prompts / steps)
         # One token that came late is no slow step: the steps have to be few as well.
         return None if expected is None else min(seconds, history.span(start) / steps) / expected

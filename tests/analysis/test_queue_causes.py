@@ -100,3 +100,62 @@ def test_gauges_that_come_seldom_hold_for_one_and_a_half_of_their_periods():
     assert engine_of(stage.play(60, **BUSY | gone)[-1]).judgement.verdict == "metrics_missing"
     scene = stage.play(60, **gone | {"tokens": 0, "finished": 0, "steps": 0, "prompts": 0})
     assert scene[-1].engines == {}
+
+
+def works(share, running=8):
+    """An engine whose steps take 10 ms and the time of their prompts, a share of all at 200 tokens."""
+
+    def prompts(t):
+        return 100 if int(t) % 8 < 4 else 300
+
+    def seconds(t):
+        return 0.01 + prompts(t) / 200 * 0.01 * share / (1 - share)
+
+    return {
+        "running": running,
+        "steps": lambda t: 1 / seconds(t),
+        "tokens": lambda t: running / seconds(t),
+        "prompts": lambda t: prompts(t) / seconds(t),
+        "inter_token": seconds,
+        "finished": 1,
+    }
+
+
+GROWS = lambda t: 5 + t  # noqa: E731
+STAYS = 5
+
+
+@pytest.mark.parametrize(
+    ("share", "waiting", "seats", "verdict"),
+    [
+        (0.75, GROWS, None, "prefill_bound"),  # four times as many requests would do a quarter more
+        (0.35, GROWS, None, "kv_bound"),  # they would do twice as much
+        (0.35, GROWS, 10, "prefill_bound"),  # but only two more have a seat
+        (0.6, STAYS, None, "kv_bound"),  # clients that wait for answers: no speed shortens their queue
+        (0.6, GROWS, None, "prefill_bound"),
+    ],
+)
+def test_prompts_that_take_the_steps_outweigh_a_full_pool(share, waiting, seats, verdict):
+    """What counts is what more of each would give."""
+    stage = Stage(cache=POOL, **{} if seats is None else {"max_num_seqs": seats})
+    stage.play(80, **works(share) | {"kv": 0.3})
+    stage.play(90, **works(share) | {"kv": 0.98, "waiting": waiting})
+    assert last(stage) == verdict
+
+
+@pytest.mark.parametrize(("kv", "verdict"), [(0.3, "seat_bound"), (0.9, "prefill_bound")])
+def test_more_seats_help_as_far_as_the_pool_has_room(kv, verdict):
+    """Prompts take 40 % of the steps."""
+    stage = Stage(cache=POOL, max_num_seqs=8)
+    stage.play(80, **works(0.4, running=4) | {"kv": 0.3})
+    stage.play(90, **works(0.4) | {"kv": kv, "waiting": GROWS})
+    assert last(stage) == verdict
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.3, True), (0.75, False)])
+def test_a_storm_of_an_engine_that_computes_prompts_all_the_time_is_none(share, expected):
+    """Without the preemptions it would do hardly more."""
+    stage = Stage(cache=POOL)
+    stage.play(80, **works(share) | {"kv": 0.3})
+    scene = stage.play(90, **works(share) | {"kv": 0.98, "waiting": GROWS, "preemptions": 1.2})
+    assert ("preemption_thrash" in verdicts(scene)) == expected

@@ -28,7 +28,7 @@ def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | Non
     """Preemptions with little completed work."""
     if not current and s.long.preempted <= 0:
         return None
-    if not s.busy or _is_not_kv(s) or steps_are_full(s) or (is_compute_bound(s) and not s.much_is_done_twice):
+    if not s.busy or _is_not_kv(s) or steps_are_full(s) or is_compute_bound(s):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
     return (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
