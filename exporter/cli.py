@@ -47,7 +47,7 @@ serves on port 21900.
   {PROGRAM} record http://vllm:8000/metrics -o vllm.jsonl.gz
   {PROGRAM} replay vllm.jsonl.gz
   {PROGRAM} whatif vllm.jsonl.gz"""
-_MORE: Final = f"`{PROGRAM} COMMAND --help` lists the options of a command."
+_MORE: Final = f"`{PROGRAM} COMMAND --help` (or `--help-all`) lists its options."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -47,13 +47,27 @@ def test_the_help_of_a_command_begins_with_a_short_usage(run):
 
 
 def test_the_help_of_a_command_has_the_options_of_the_configuration(run):
-    """Sorted by section."""
+    """All of them, sorted by section, where it is asked for all."""
     failures = []
     for command in WITH_OPTIONS:
-        text = run(command, "--help")[1]
+        text = run(command, "--help-all")[1]
         failures += [f"{command} {row.flag}" for row in OPTIONS if (f"  {row.flag} " in text) != row.has_flag]
         sections = ("config", "target", "web", "poll", "log", "analysis")
         failures += [f"{command} {section}" for section in sections if f"\n{section}:\n" not in text]
+    assert not failures
+
+
+def test_the_help_of_a_command_shows_what_matters_first(run, monkeypatch):
+    """Its own options and at most ten of the configuration; it names the way to the others."""
+    monkeypatch.setenv("COLUMNS", "80")
+    failures = []
+    for command in WITH_OPTIONS:
+        text = run(command, "--help")[1]
+        shown = [row.flag for row in OPTIONS if f"  {row.flag} " in text]
+        if not 1 <= len(shown) <= 10 or "  --help-all " not in text or "\nanalysis:\n" in text:
+            failures.append((command, shown))
+        if command != "whatif" and len(text.splitlines()) > 65:
+            failures.append((command, len(text.splitlines())))
     assert not failures
 
 

@@ -10,11 +10,16 @@ from exporter.config import Config, TargetConfig, flags_given, load
 from exporter.config.options import Refused
 from exporter.config.options import duration as duration_between
 
-__all__ = ["ACCESS_LOG", "add_for", "add_url", "only_target", "read_configuration"]
+__all__ = ["ACCESS_LOG", "POLLING", "add_for", "add_url", "only_target", "read_configuration"]
 
 ACCESS_LOG: Final = """\
 vLLM writes one access-log line per poll, unless it runs with \
 --disable-access-log-for-endpoints /metrics"""
+POLLING: Final = (
+    "target.url", "target.bearer_token_file", "target.tls.ca_file", "engine.args", "poll.interval",
+    "poll.timeout",
+)  # fmt: skip
+"""The options that matter to a command that polls one server; its help shows them."""
 _SECONDS: Final = duration_between(0.1, 7 * 86_400.0)
 
 

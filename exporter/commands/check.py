@@ -16,7 +16,7 @@ from exporter.analysis.engine import EngineReading
 from exporter.analysis.load_profile import LoadProfile
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.commands._diagnosis import explain_error, explain_page
-from exporter.commands._options import ACCESS_LOG, add_for, add_url, only_target
+from exporter.commands._options import ACCESS_LOG, POLLING, add_for, add_url, only_target
 from exporter.commands._outcome import ExitStatus
 from exporter.commands._progress import StatusLine, progress_bar
 from exporter.config import AnalysisConfig, Config, add_flags
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--what-if", action="store_true", help="simulate what each fix would do (see the command whatif)"
     )
-    add_flags(parser)
+    add_flags(parser, POLLING)
 
 
 def run(options: argparse.Namespace, config: Config) -> int:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(SCENARIOS)}, or {RECORDED}: a real vLLM with too small a KV cache",
     )
     add_for(parser)
-    add_flags(parser)
+    add_flags(parser, ("web.listen_address", "poll.interval", "log.level"))
 
 
 def run(options: argparse.Namespace, config: Config) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from exporter.analysis.pipeline import Pipeline
-from exporter.commands._options import ACCESS_LOG, add_for, add_url, only_target
+from exporter.commands._options import ACCESS_LOG, POLLING, add_for, add_url, only_target
 from exporter.commands._outcome import CommandError, ExitStatus, reason
 from exporter.commands._progress import StatusLine
 from exporter.config import Config, add_flags
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--anonymise", action="store_true", help="replace the names of models and adapters by hashes"
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    add_flags(parser)
+    add_flags(parser, POLLING)
 
 
 def run(options: argparse.Namespace, config: Config) -> int:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="text|json",
         help="print changes of verdict and a report (the default), or a JSON object per poll",
     )
-    add_flags(parser)
+    add_flags(parser, ("engine.args",))
 
 
 def run(options: argparse.Namespace, config: Config) -> int:

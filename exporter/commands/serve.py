@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from exporter.commands._options import ACCESS_LOG, read_configuration
+from exporter.commands._options import ACCESS_LOG, POLLING, read_configuration
 from exporter.commands._outcome import ExitStatus
 from exporter.config import Config, add_flags, describe
 from exporter.publish.web.app import make_guard
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config.check", dest="check", action="store_true", help="check the configuration, print it and exit"
     )
-    add_flags(parser)
+    add_flags(parser, (*POLLING, "web.listen_address", "alertmanager.urls", "log.level", "log.format"))
 
 
 def run(options: argparse.Namespace, config: Config) -> int:

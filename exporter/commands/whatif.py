@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     _add_load(parser)
     add_engine_arguments(parser, known=True)
-    add_flags(parser)
+    add_flags(parser, ("engine.args", "whatif.seeds", "whatif.time_limit"))
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
