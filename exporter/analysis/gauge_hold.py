@@ -6,6 +6,7 @@ still is gone itself.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -23,13 +24,13 @@ _NEEDED: Final = frozenset({"requests_running", "requests_waiting", "kv_usage"})
 class GaugeHold:
     """Holds the gauges of one engine."""
 
-    __slots__ = ("_counters", "_gauges", "_period", "_seen_at", "_skipped", "gone")
+    __slots__ = ("_before", "_period", "_seen_at", "_shown", "_skipped", "gone")
 
     def __init__(self) -> None:
         # The gauges did not come again in time, and no counter has moved since they were last there.
         self.gone = False
-        self._gauges: dict[str, float] = {}
-        self._counters: dict[str, float] = {}
+        self._shown: Mapping[str, float] = {}  # values of the last body with gauges
+        self._before: Mapping[str, float] = {}  # values of the last body
         self._seen_at = math.nan
         self._period = _FIRST_HOLD_SECONDS / _PERIODS
         self._skipped = False
@@ -37,19 +38,22 @@ class GaugeHold:
     def fill(self, t: float, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with the gauges that still hold; unchanged where it has gauges of its own."""
         values = snapshot.values
-        counters = {name: values[name] for name in COUNTERS if name in values}
-        if _NEEDED & values.keys() or _NEEDED & snapshot.untrusted.keys():
+        if not _NEEDED.isdisjoint(values) or not _NEEDED.isdisjoint(snapshot.untrusted):
             if self._skipped:
                 self._period = t - self._seen_at
             self._seen_at, self._skipped, self.gone = t, False, False
-            self._gauges = {name: values[name] for name in GAUGES if name in values}
-            self._counters = counters
+            self._shown = self._before = values
             return snapshot
-        if not self._gauges or not counters:
+        gauges, counters = _some(GAUGES, self._shown), _some(COUNTERS, values)
+        if not gauges or not counters:
             return snapshot
+        before, self._before = _some(COUNTERS, self._before), values
         self._skipped = True
         if t - self._seen_at <= _PERIODS * self._period:
-            self._counters = counters
-            return replace(snapshot, values={**self._gauges, **values})
-        self.gone, self._counters = counters == self._counters, counters
+            return replace(snapshot, values={**gauges, **values})
+        self.gone = counters == before
         return snapshot
+
+
+def _some(names: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in names if name in values}

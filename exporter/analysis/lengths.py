@@ -76,8 +76,9 @@ class LengthWindow:
         """Return the current distribution; None without data."""
         if self._lengths is None and self._now:
             _, base, base_sum = self._bases[0]
-            recent = self._between(base, base_sum)
-            self._lengths = recent if recent.count >= ENOUGH else self._between({}, 0.0)
+            if self._count(self._now) - self._count(base) < ENOUGH:
+                base, base_sum = {}, 0.0
+            self._lengths = self._between(base, base_sum)
         return self._lengths
 
     def _between(self, base: Buckets, base_sum: float | None) -> LengthHistogram:

@@ -7,6 +7,7 @@ seen before is no slow engine.
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from exporter.analysis.history import History
@@ -59,20 +60,14 @@ class CalmRate(NamedTuple):
 class PaceWatch:
     """Learns the pace of one engine."""
 
-    __slots__ = (
-        "_begin",
-        "_calm_begin",
-        "_calm_fit",
-        "_calm_seconds",
-        "_calm_sums",
-        "_fit",
-        "_seconds",
-        "_sums",
-        "calm",
-    )
-
     def __init__(self) -> None:
         self.calm: deque[CalmRate] = deque(maxlen=_KEEP_CALM)  # the last calm times
+        # Of them, None if unknown: the least and the usual share of the pool that a request holds, the usual
+        # seconds between two tokens, and of a request (by Little's law, None where too few finished).
+        self.used_per_request: float | None = None
+        self.usual_used_per_request: float | None = None
+        self.calm_inter_token_seconds: float | None = None
+        self.calm_latency: float | None = None
         self._sums = [0.0] * 10  # n, r, x, rr, rx, xx, y, ry, xy, yy
         self._calm_sums = [0.0] * 10  # the same, while nothing waits
         self._seconds = self._calm_seconds = 0.0
@@ -131,27 +126,6 @@ class PaceWatch:
             self._calm_fit = _Fit(self._calm_sums)
         return max(0.0, 1.0 - self._calm_fit.fixed_seconds / seconds)
 
-    def used_per_request(self) -> float | None:
-        """Return the least share of the pool that a request held in any calm time; None if unknown."""
-        return min((each.used_per_request for each in self.calm if each.used_per_request > 0), default=None)
-
-    def usual_used_per_request(self) -> float | None:
-        """Return the usual share of the pool that a request holds; None if unknown."""
-        known = [each.used_per_request for each in self.calm if each.used_per_request > 0]
-        return median(known) if known else None
-
-    def calm_inter_token_seconds(self) -> float | None:
-        """Return the usual time between two tokens; None if unknown."""
-        known = [each.inter_token_seconds for each in self.calm if not math.isnan(each.inter_token_seconds)]
-        return median(known) if known else None
-
-    def calm_latency(self) -> float | None:
-        """Return the usual seconds of a request, by Little's law; None where too few finished."""
-        finished = sum(each.finished_per_second for each in self.calm)
-        if finished * _CALM_SECONDS < _LEAST_STEPS:
-            return None
-        return sum(each.requests for each in self.calm) / finished
-
     def _learn(self, history: History, start: int) -> None:
         steps = history.increase("engine_steps", start)
         seconds = history.ratio("inter_token_seconds", "inter_token_count", start)
@@ -202,6 +176,14 @@ class PaceWatch:
                 0.0 if usage is None else usage / (running + deferred),
             )
         )
+        used = [each.used_per_request for each in self.calm if each.used_per_request > 0]
+        self.used_per_request = min(used, default=None)
+        self.usual_used_per_request = median(used) if used else None
+        between = [each.inter_token_seconds for each in self.calm if not math.isnan(each.inter_token_seconds)]
+        self.calm_inter_token_seconds = median(between) if between else None
+        finished = sum(each.finished_per_second for each in self.calm)
+        enough = finished * _CALM_SECONDS >= _LEAST_STEPS
+        self.calm_latency = sum(each.requests for each in self.calm) / finished if enough else None
 
 
 class _Fit:
@@ -221,7 +203,7 @@ class _Fit:
         g = (y / y0, ry / (r0 * y0), xy / (x0 * y0))
         noise = _NOISE**2
         for _ in range(2):  # the noise is known after the first fit
-            self._cov = _inverse(tuple(each / noise + own for each, own in zip(f, _PRIOR, strict=True)))
+            self._cov = _inverse([each / noise + own for each, own in zip(f, _PRIOR, strict=True)])
             self._mean = _times(self._cov, (g[0] / noise, g[1] / noise, g[2] / noise))
             left = yy / y0**2 - 2 * _dot(self._mean, g) + _dot(self._mean, _times(f, self._mean))
             noise = max(_NOISE**2, left / n)
@@ -242,7 +224,7 @@ class _Fit:
 
 _Vector = tuple[float, float, float]
 # Symmetric: (00, 01, 02, 11, 12, 22).
-_Matrix = tuple[float, ...]
+_Matrix = Sequence[float]
 _PRIOR: Final[_Matrix] = (1.0, 0.0, 0.0, 1.0, 0.0, 1.0)
 
 
@@ -261,4 +243,4 @@ def _inverse(matrix: _Matrix) -> _Matrix:
     m00, m01, m02 = d * f - e * e, c * e - b * f, b * e - c * d
     m11, m12, m22 = a * f - c * c, b * c - a * e, a * d - b * b
     det = a * m00 + b * m01 + c * m02
-    return tuple(each / det for each in (m00, m01, m02, m11, m12, m22))
+    return m00 / det, m01 / det, m02 / det, m11 / det, m12 / det, m22 / det

@@ -96,7 +96,7 @@ def waiting_holds_blocks(s: Situation) -> bool:
     running, usage = s.queue.running_mean, s.queue.kv_usage_mean
     if running is None or usage is None or usage < s.thresholds.held_kv or not s.queue.waiting_mean:
         return False
-    usual = s.pace.usual_used_per_request()
+    usual = s.pace.usual_used_per_request
     if running == 0:
         start = s.history.recent_start(s.thresholds.queue_window)
         return s.history.increase("generation_tokens", start) == 0
@@ -134,9 +134,9 @@ def _is_deferred(s: Situation) -> bool:
 
 def _seats_are_taken(s: Situation) -> bool:
     """Whether running reached the known limit, and stays there but for one."""
-    if s.seats is None or s.queue.seats_share is None or s.queue.running_most is None:
+    if s.seats is None or s.queue.running_most is None or s.queue.running_most < s.seats:
         return False
-    return s.queue.running_most >= s.seats and s.queue.seats_share >= s.thresholds.seats_share
+    return s.queue.seats_share is not None and s.queue.seats_share >= s.thresholds.seats_share
 
 
 def is_compute_bound(s: Situation, limit: str = "kv_bound") -> bool:

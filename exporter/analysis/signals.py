@@ -246,18 +246,18 @@ def _seconds_to_full(history: History, start: int) -> float | None:
     None unless requests run and usage grows along a line that explains most of its variance: a cache whose
     usage swings has no such time.
     """
-    times, usages = _at_work(history, start)
-    every = max(1, len(times) // _SLOPE_POINTS)
-    first = (len(times) - 1) % every  # so that the last is among them
-    times, usages = times[first::every], usages[first::every]
-    n = len(times)
-    if n < _SLOPE_POLLS or times[-1] - times[0] < _SLOPE_SECONDS or usages[-1] <= usages[0]:
+    polls = _at_work(history, start)
+    every = max(1, len(polls) // _SLOPE_POINTS)
+    polls = polls[(len(polls) - 1) % every :: every]  # the last is among them
+    n, at, level = len(polls), history.times, history.columns["kv_usage"]
+    if n < _SLOPE_POLLS or at[-1] - at[polls[0]] < _SLOPE_SECONDS or level[-1] <= level[polls[0]]:
         return None
+    usages = [level[poll] for poll in polls]
     half = n // 2
     if sum(usages[half:]) * half <= sum(usages[:half]) * (n - half):
         return None  # usage does not grow: no line needs to be fitted
-    last = times[-1]
-    ago = [t - last for t in times]  # small numbers, whose squares keep their digits
+    last = at[-1]
+    ago = [at[poll] - last for poll in polls]  # small numbers, whose squares keep their digits
     sx, sy = sum(ago), sum(usages)
     vx = n * sum(map(mul, ago, ago)) - sx * sx
     vy = n * sum(map(mul, usages, usages)) - sy * sy
@@ -268,16 +268,16 @@ def _seconds_to_full(history: History, start: int) -> float | None:
     return seconds if seconds <= _SLOPE_HORIZON_SECONDS else None
 
 
-def _at_work(history: History, start: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Return times and usages since requests run; none if the last usage is unknown."""
-    if math.isnan(history.columns["kv_usage"][-1]):
-        return (), ()
+def _at_work(history: History, start: int) -> Sequence[int]:
+    """Return the polls with a known usage since requests run; none if the last usage is unknown."""
+    usages = history.columns["kv_usage"]
+    if math.isnan(usages[-1]):
+        return ()
     running = history.columns["requests_running"][start:]
     if not history.complete("requests_running", start) or min(running) <= 0:
         idle = [at for at, requests in enumerate(running) if not requests > 0]  # NaN too
         start += idle[-1] + 1
-    times, usages = history.times[start:], history.columns["kv_usage"][start:]
+    polls = range(start, len(usages))
     if history.complete("kv_usage", start):
-        return times, usages
-    known = [at for at, usage in enumerate(usages) if not math.isnan(usage)]
-    return [times[at] for at in known], [usages[at] for at in known]
+        return polls
+    return [poll for poll in polls if not math.isnan(usages[poll])]

@@ -277,7 +277,7 @@ class Queue:
 
         Requests of hybrid models hold the state of some layers, those with a draft model its KV too.
         """
-        least, capacity = self._s.pace.used_per_request(), self._s.signals.kv_capacity_tokens
+        least, capacity = self._s.pace.used_per_request, self._s.signals.kv_capacity_tokens
         prompts, outputs = self._history.prompt_lengths.lengths(), self._history.output_lengths.lengths()
         if least is None or capacity is None or prompts is None or prompts.mean is None:
             return 0.0
@@ -293,7 +293,8 @@ class Queue:
         if self.kv_usage_mean is None:
             return None
         if self.free_tokens is not None and self.longest_prompt is not None:
-            return self.free_tokens >= self.longest_prompt + self.overhead
+            left = self.free_tokens - self.longest_prompt
+            return left >= 0 and left >= self.overhead
         return self.kv_usage_mean < self._s.thresholds.kv_full
 
 

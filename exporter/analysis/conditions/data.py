@@ -43,6 +43,8 @@ def data_untrusted(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
     if s.history.sources.by_turns(s.t):
         return some(("sources_by_turns", 1.0))
     untrusted = s.history.snapshot.untrusted if s.history.snapshot else {}
+    if not untrusted:
+        return None
     bad = [name for name in (*NEEDED, "requests_deferred") if name in untrusted]
     # The reader's reason without the name of the reading: ``is nan, expected 0 to 1``.
     return tuple(Evidence(name, None, note=untrusted[name].partition(" ")[2]) for name in bad) or None

@@ -49,11 +49,11 @@ def thrash_is_critical(s: Situation, critical: bool) -> bool:
 
 def _latency_grew(s: Situation, factor: float) -> bool:
     """Whether answers come, or tokens follow each other, slower than in calm times by this factor."""
-    now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds()
+    now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds
     if now is not None and usual is not None and now >= factor * usual:
         return True
     start = s.history.recent_start(s.thresholds.window)
-    latency = s.pace.calm_latency()
+    latency = s.pace.calm_latency
     if latency is None or s.requests is None or s.history.span(start) < s.thresholds.window / 2:
         return False
     return s.requests * s.history.span(start) >= factor * latency * max(1.0, s.minute.finished)

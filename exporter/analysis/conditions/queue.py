@@ -100,12 +100,14 @@ def deferred_wait_is_critical(s: Situation, critical: bool) -> bool:
 
 def nothing_finishes(s: Situation, _critical: bool) -> bool:
     """Whether no request has finished for far longer than any of this engine's ever took."""
+    if math.isnan(s.unfinished) or s.unfinished < _UNFINISHED_SECONDS:
+        return False
     longest = s.history.request_seconds.lengths()
     most = longest.quantile(1.0) if longest is not None else None
     patience = max(_UNFINISHED_SECONDS, _TIMES_LONGEST * (most or 0.0))
     if longest is not None and longest.count > 0 and most is None:
         return False  # some took longer than the last bound tells
-    return not math.isnan(s.unfinished) and s.unfinished >= patience
+    return s.unfinished >= patience
 
 
 def queue_not_kv(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
