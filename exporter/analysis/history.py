@@ -25,7 +25,8 @@ GAUGES: Final = (*NUMBERS, "kv_usage")
 COUNTERS: Final = (
     "preemptions", "requests_finished", "prompt_tokens", "prompt_tokens_computed", "generation_tokens",
     "engine_steps", "step_tokens", "queue_seconds", "queue_count", "inter_token_seconds", "inter_token_count",
-    "first_token_seconds", "first_token_count", "prefix_queries", "prefix_hits",
+    "prefill_seconds", "prefill_count", "first_token_seconds", "first_token_count",
+    "prefix_queries", "prefix_hits",
 )
 # fmt: on
 # Upper bounds of the histogram of polled KV usage.
@@ -239,7 +240,8 @@ class History:
         ):
             buckets = snapshot.buckets.get(reading)
             if buckets:
-                window.observe(t, buckets, snapshot.values.get(f"{reading}_sum"))
+                produced = snapshot.values.get("generation_tokens") if reading == "output_length" else None
+                window.observe(t, buckets, snapshot.values.get(f"{reading}_sum"), produced)
 
     def _inferred(self, t: float, values: Mapping[str, float]) -> float:
         """Estimate the preemptions between the last poll and this one from the gauges.

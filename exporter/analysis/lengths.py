@@ -24,6 +24,7 @@ class LengthHistogram:
     buckets: tuple[tuple[float, float], ...]
     count: float
     total: float | None
+    produced: float | None = None  # tokens generated meanwhile, also for requests that have not finished
 
     @property
     def mean(self) -> float | None:
@@ -54,41 +55,45 @@ class LengthHistogram:
 class LengthWindow:
     """Keeps the distribution of the recent past from cumulative buckets."""
 
-    __slots__ = ("_bases", "_lengths", "_now", "_sum")
+    __slots__ = ("_bases", "_lengths", "_now", "_produced", "_sum")
 
     def __init__(self) -> None:
         self._now: Buckets = {}
         self._sum: float | None = None
-        self._bases: list[tuple[float, Buckets, float | None]] = []
+        self._produced: float | None = None
+        self._bases: list[tuple[float, Buckets, float | None, float | None]] = []
         self._lengths: LengthHistogram | None = None  # the current one, once it was needed
 
-    def observe(self, t: float, buckets: Buckets, total: float | None) -> None:
+    def observe(self, t: float, buckets: Buckets, total: float | None, produced: float | None = None) -> None:
         """Add the cumulative buckets of a poll; a reset starts over."""
-        if buckets != self._now or total != self._sum:
+        if buckets != self._now or total != self._sum:  # `produced` alone says nothing of lengths
             if self._count(buckets) < self._count(self._now):
                 self._bases = []
-            self._now, self._sum, self._lengths = buckets, total, None
+            self._now, self._sum, self._produced, self._lengths = buckets, total, produced, None
         if not self._bases or t - self._bases[-1][0] >= PERIOD_SECONDS:
-            self._bases = [*self._bases[-1:], (t, buckets, total)]
+            self._bases = [*self._bases[-1:], (t, buckets, total, produced)]
             self._lengths = None
 
     def lengths(self) -> LengthHistogram | None:
         """Return the current distribution; None without data."""
         if self._lengths is None and self._now:
-            _, base, base_sum = self._bases[0]
+            _, base, base_sum, base_produced = self._bases[0]
             if self._count(self._now) - self._count(base) < ENOUGH:
-                base, base_sum = {}, 0.0
-            self._lengths = self._between(base, base_sum)
+                base, base_sum, base_produced = {}, 0.0, 0.0
+            self._lengths = self._between(base, base_sum, base_produced)
         return self._lengths
 
-    def _between(self, base: Buckets, base_sum: float | None) -> LengthHistogram:
-        now = self._now
-        bounds = sorted(now)
+    def _between(self, base: Buckets, base_sum: float | None, base_produced: float | None) -> LengthHistogram:
+        counts = self._now
+        bounds = sorted(counts)
         # A server may print a bucket below the previous one: it counts as empty.
-        below = list(accumulate((now[bound] - base.get(bound, 0.0) for bound in bounds), max, initial=0.0))
+        below = list(accumulate((counts[bound] - base.get(bound, 0.0) for bound in bounds), max, initial=0.0))
         inside = map(sub, below[1:], below)
-        total = None if self._sum is None or base_sum is None else max(0.0, self._sum - base_sum)
-        return LengthHistogram(tuple(zip(bounds, inside, strict=True)), below[-1], total)
+        total, produced = (
+            None if now is None or before is None else max(0.0, now - before)
+            for now, before in ((self._sum, base_sum), (self._produced, base_produced))
+        )
+        return LengthHistogram(tuple(zip(bounds, inside, strict=True)), below[-1], total, produced)
 
     @staticmethod
     def _count(buckets: Buckets) -> float:

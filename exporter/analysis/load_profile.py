@@ -13,12 +13,26 @@ _DIGITS: Final = 6
 
 
 class StepSlice(NamedTuple):
-    """Some engine steps in a row, with requests running in every poll of that time."""
+    """Some engine steps in a row; a sum that is unknown is 0."""
 
-    seconds: float  # how long they took
+    age: float  # seconds from its middle to the last poll
+    seconds: float
     steps: float  # those that generated a token
-    tokens: float  # computed in them, prompt and output
-    sequences: float  # sum over the steps of the requests running in each
+    prompt_tokens: float  # computed, without those that were computed again
+    outputs: float  # tokens generated
+    preemptions: float = 0.0
+    inter_token_seconds: float = 0.0  # sum over the gaps between the tokens of a request
+    gaps: float = 0.0
+    prefill_seconds: float = 0.0  # sum over the requests that finished, from admission to the first token
+    prefills: float = 0.0
+    busy: float = 1.0  # 1 if requests were in the engine all the time
+
+    def merged(self, other: "StepSlice") -> "StepSlice":
+        """Return both as one slice."""
+        age = self.age * self.seconds + other.age * other.seconds
+        age /= (self.seconds + other.seconds) or 1.0
+        sums = StepSlice(*(mine + others for mine, others in zip(self, other, strict=True)))
+        return sums._replace(age=age, busy=min(self.busy, other.busy))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +44,9 @@ class LoadProfile:
     requests_running_mean: float
     requests_running_max: float
     requests_waiting_mean: float
+    # Running and waiting requests together, over the polls: the median, and the median distance from it.
+    in_flight_median: float
+    in_flight_deviation: float
     preemptions_per_minute: float | None  # counted by the server
     requests_finished: float  # in the window
     generation_tokens_per_second: float | None
@@ -37,7 +54,7 @@ class LoadProfile:
     prefix_cache_hit_ratio: float | None
     prompt_tokens: LengthHistogram | None  # lengths of finished requests, as are `output_tokens`
     output_tokens: LengthHistogram | None
-    steps: tuple[StepSlice, ...]  # slices of the window
+    steps: tuple[StepSlice, ...]  # slices of the whole history
     kv_capacity_tokens: float | None
     num_gpu_blocks: int | None  # as the server reports it: of all its data-parallel engines together
     block_size: int | None  # tokens per block
@@ -71,7 +88,9 @@ def _buckets(lengths: LengthHistogram | None) -> dict[str, Any] | None:
     if lengths is None or not lengths.count:
         return None
     buckets = [[bound if math.isfinite(bound) else None, inside] for bound, inside in lengths.buckets]
-    return {"mean": None if lengths.mean is None else round(lengths.mean, _DIGITS), "buckets": buckets}
+    mean = None if lengths.mean is None else round(lengths.mean, _DIGITS)
+    produced = {} if lengths.produced is None else {"produced": lengths.produced}
+    return {"mean": mean, **produced, "buckets": buckets}
 
 
 def _histogram(document: Mapping[str, Any] | None) -> LengthHistogram | None:
@@ -81,4 +100,6 @@ def _histogram(document: Mapping[str, Any] | None) -> LengthHistogram | None:
         (math.inf if bound is None else float(bound), float(inside)) for bound, inside in document["buckets"]
     )
     count, mean = sum(inside for _, inside in buckets), document.get("mean")
-    return LengthHistogram(buckets, count, None if mean is None else float(mean) * count)
+    total = None if mean is None else float(mean) * count
+    produced = document.get("produced")
+    return LengthHistogram(buckets, count, total, None if produced is None else float(produced))

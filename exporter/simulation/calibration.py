@@ -17,7 +17,7 @@ _COMPARED: Final[Mapping[str, tuple[float | None, float | None, str, str]]] = {
     "preemptions_per_minute": (None, 0.0, "preemptions per minute", "{:.1f}"),
     "preemptions_per_request": (None, None, "preemptions per finished request", "{:.2f}"),
     "output_tokens_per_second": (0.15, 0.0, "tokens/s", "{:.0f}"),
-    "running": (0.15, 1.0, "running requests", "{:.1f}"),
+    "running": (0.2, 1.0, "running requests", "{:.1f}"),
     "waiting": (0.2, 2.0, "waiting requests", "{:.1f}"),
     "inter_token_seconds": (0.25, 0.0, "seconds between tokens", "{:.4f}"),
 }
@@ -104,6 +104,6 @@ def _compare(name: str, observed: float, simulated: Figure, thresholds: WhatIfCo
         (thresholds.match if share is None else share) * observed,
         thresholds.match_per_request if slack is None else slack,
     )
-    band = simulated.least - width, simulated.most + width
+    band = simulated.mean - width, simulated.mean + width
     sentence = f"{title} {form.format(observed)}, simulated {form.format(simulated.mean)}"
     return Comparison(name, title, observed, simulated, band, band[0] <= observed <= band[1], sentence)

@@ -3,24 +3,27 @@
 Unknown values get defaults, which are listed as assumptions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any, Final
 
 from exporter.analysis.lengths import LengthHistogram
-from exporter.analysis.load_profile import LoadProfile, StepSlice
+from exporter.analysis.load_profile import LoadProfile
 from exporter.config import as_number
 from exporter.simulation.calibration import Observed
-from exporter.simulation.load import Load, observed_load
+from exporter.simulation.identify import identify
+from exporter.simulation.load import Load
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import StepTime, fit
+from exporter.simulation.timing import StepTime
 from exporter.simulation.workload import Lengths
 
 __all__ = ["Present", "PresentError", "describe_engine", "describe_load", "present_from_status"]
 
-# The parts of a step's time can be fitted only if the load of the samples differs this much.
-_VARIETY: Final = 1.5
+# Short answers finish first: while less than this number of requests has finished per running one, the mean
+# is corrected by the tokens that unfinished requests have generated.
+_FEW_FINISHED: Final = 4.0
+_LONGER: Final = 3.0
 # A block count and a capacity in tokens agree if they differ by at most this.
 _CLOSE: Final = 0.1
 # vLLM's defaults, for a server whose settings are unknown.
@@ -65,23 +68,21 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
     facts["block_size"] = profile.block_size
     longest = _whole(facts.get("max_model_len")) or _LONGEST
     prompts = _lengths(profile.prompt_tokens, "prompt", longest)
-    outputs = _lengths(profile.output_tokens, "output", longest)
+    outputs = _stretched(_lengths(profile.output_tokens, "output", longest), profile, longest)
     assumed: list[str] = []
     engine = _engine(profile, facts, dict(overrides or {}), assumed)
     if profile.arrivals_per_second <= 0 and profile.requests_waiting_mean < 1:
         raise PresentError("no request arrived while the engine was watched")
-    load = observed_load(
-        prompts,
-        outputs,
-        arrivals_per_second=profile.arrivals_per_second,
-        running=profile.requests_running_mean,
-        waiting=profile.requests_waiting_mean,
-        prefix_hit_ratio=profile.prefix_cache_hit_ratio or 0.0,
+    fitted = "step_time" not in (overrides or {})
+    found = identify(profile, prompts, outputs, engine, fitted=fitted)
+    step_times = found.step_times or (engine.step_time,)
+    engine = replace(engine, step_time=step_times[0])
+    observed = _observed(profile, guessed=not found.step_times)
+    sentence = (
+        f"{describe_load(found.load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
     )
-    sentence = f"{describe_load(load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
-    observed = _observed(profile, guessed="step_time" not in (overrides or {}) and not profile.steps)
     known = _sources(status.get("limits") or {}, overrides or {})
-    return Present(load, engine, (engine.step_time,), observed, tuple(assumed), known, sentence)
+    return Present(found.load, engine, step_times, observed, (*assumed, *found.assumed), known, sentence)
 
 
 def _sources(limits: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]) -> tuple[str, ...]:
@@ -123,6 +124,19 @@ def _lengths(histogram: LengthHistogram | None, name: str, longest: int) -> Leng
     return Lengths.from_buckets(cumulative, longest, mean)
 
 
+def _stretched(outputs: Lengths, profile: LoadProfile, longest: int) -> Lengths:
+    """Return the lengths of answers, longer if those that have finished so far are only the short ones."""
+    lengths = profile.output_tokens
+    in_flight = profile.requests_running_mean + profile.requests_waiting_mean
+    if lengths is None or not lengths.total or lengths.count >= _FEW_FINISHED * in_flight:
+        return outputs
+    factor = min(_LONGER, (lengths.produced or 0.0) / lengths.total)
+    if factor <= 1:
+        return outputs
+    ranges = ((least, min(longest, round(most * factor)), weight) for least, most, weight in outputs.ranges)
+    return Lengths(tuple((min(round(least * factor), most), most, weight) for least, most, weight in ranges))
+
+
 def _engine(
     profile: LoadProfile, facts: Mapping[str, Any], overrides: dict[str, Any], assumed: list[str]
 ) -> Engine:
@@ -148,8 +162,6 @@ def _engine(
         policy="priority" if facts.get("scheduling_policy") == "priority" else "fcfs",
         async_scheduling=facts.get("async_scheduling") is True,
     )
-    if "step_time" not in overrides:
-        overrides["step_time"] = _step_time(profile.steps, assumed)
     return replace(engine, **overrides)
 
 
@@ -166,17 +178,6 @@ def _blocks(profile: LoadProfile, block: int) -> int:
     if abs(blocks * block - capacity) <= _CLOSE * capacity:
         return max(2, round(blocks))
     return max(2, round(capacity / block) + 1)
-
-
-def _step_time(steps: Sequence[StepSlice], assumed: list[str]) -> StepTime:
-    usable = [s for s in steps if s.seconds > 0 and s.steps > 0]
-    if not usable:
-        assumed.append("the step time of an 8B model on one GPU (unknown)")
-        return StepTime()
-    batches = [s.sequences / s.steps for s in usable]
-    if max(batches) < _VARIETY * min(batches):
-        usable = [StepSlice(*map(sum, zip(*usable, strict=True)))]
-    return fit(usable)
 
 
 def _whole(value: object) -> int | None:
@@ -196,8 +197,9 @@ def describe_load(load: Load) -> str:
 def describe_engine(engine: Engine) -> str:
     """Describe the settings and step time of an engine for a person."""
     step = engine.step_time
+    request = step.per_token + step.per_sequence
     return (
         f"{engine.num_gpu_blocks} blocks of {engine.block_size}, max_num_seqs {engine.max_num_seqs}, "
         f"max_num_batched_tokens {engine.max_num_batched_tokens}; a step takes {step.fixed / 1e6:.1f} ms "
-        f"+ {step.per_token / 1e3:.0f} us per token + {step.per_sequence / 1e3:.0f} us per request"
+        f"+ {step.per_token / 1e3:.0f} us per prompt token + {request / 1e3:.0f} us per running request"
     )

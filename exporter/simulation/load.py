@@ -7,13 +7,25 @@ from typing import Final
 
 from exporter.analysis import kv_formulas
 from exporter.analysis.kv_formulas import Moments
+from exporter.analysis.load_profile import LoadProfile
 from exporter.simulation.arrivals import Arrivals, ClosedLoop, Poisson, Trace
 from exporter.simulation.rng import Rng
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, nanoseconds
 from exporter.simulation.workload import Lengths, Request, random_requests
 
-__all__ = ["Load", "fitting_seats", "held_tokens", "moments", "observed_load"]
+__all__ = ["Load", "fitting_seats", "held_tokens", "moments", "observed_loads"]
+
+# More waiting requests change nothing in a simulation; more requests per second are no load of one engine.
+_MOST_WAITING: Final = 2000
+_MOST_PER_SECOND: Final = 2000.0
+_LONGEST_PREFIX: Final = 1 << 20
+# Below this share of the variance that random arrivals would have, the load is a closed loop.
+_STEADY: Final = 0.25
+# Standard deviation of a normal distribution / its median distance from the median.
+_NORMAL: Final = 1.48
+# A queue grows if it takes in this share of the arrivals.
+_GROWS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +95,38 @@ class Load:
                 yield replace(request, id=round_ * len(self.trace) + i, arrival=arrival)
 
 
-def observed_load(
-    prompts: Lengths,
-    outputs: Lengths,
-    *,
-    arrivals_per_second: float,
-    running: float,
-    waiting: float,
-    prefix_hit_ratio: float = 0.0,
-) -> Load:
-    """Return a load that explains the averages observed of an engine over a window.
+def observed_loads(
+    profile: LoadProfile, prompts: Lengths, outputs: Lengths, seats: int
+) -> tuple[tuple[Load, str], ...]:
+    """Return the loads that may explain what an engine showed, most likely first, each with a sentence.
 
-    An engine with a lasting queue gets a closed loop of as many clients as requests were running and
-    waiting: an open loop at the engine's own rate would be at the edge, where the queue is random. An
-    engine without a queue gets random arrivals. Prefix hits become one shared prefix of the right length.
+    A total of running and waiting requests that hardly varies is a closed loop of that many clients (or of a
+    gateway's limit). One that varies as random arrivals do is an open load. A queue that keeps growing is
+    simulated as it is now: an open load beyond the capacity has no lasting state. Prefix hits become one
+    shared prefix of the right length.
     """
-    shared = round(prefix_hit_ratio * prompts.mean)
-    prefixes = 1 if shared else 0
-    if waiting >= 1:
-        clients = max(1, round(running + waiting))
-        return Load(prompts, outputs, clients=clients, prefixes=prefixes, prefix_tokens=shared)
-    return Load(prompts, outputs, rate=arrivals_per_second, prefixes=prefixes, prefix_tokens=shared)
+    shared = round((profile.prefix_cache_hit_ratio or 0.0) * prompts.mean)
+    common = Load(
+        prompts, outputs, clients=1, prefixes=1 if shared else 0, prefix_tokens=min(shared, _LONGEST_PREFIX)
+    )
+    in_flight = profile.in_flight_median
+    clients = max(1, min(round(in_flight), seats + _MOST_WAITING))
+    closed = replace(common, clients=clients), f"{clients} clients, each with one request at a time"
+    arrived = profile.arrivals_per_second * profile.window_seconds
+    growth = arrived - profile.requests_finished
+    rate = min(profile.arrivals_per_second, _MOST_PER_SECOND)
+    if rate <= 0:
+        return (closed,)
+    # The variance, robust against pauses of all clients, and that of random arrivals, in a short window too.
+    variance, expected = (_NORMAL * profile.in_flight_deviation) ** 2, min(in_flight, arrived / 2)
+    if variance < _STEADY * expected:
+        return (closed,)
+    if profile.requests_waiting_mean >= 1 and growth > max(
+        _GROWS * arrived, 0.5 * profile.requests_waiting_mean
+    ):
+        return ((closed[0], f"the queue stays at {clients} requests in all, though it grew"),)
+    opened = replace(common, clients=None, rate=rate), "requests arrive at random times"
+    return (opened, closed)
 
 
 def held_tokens(load: Load) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Simulates one run: requests arrive, the engine steps, and the results are summed up."""
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -170,6 +171,8 @@ class Run:
         """
         scheduler, arrivals = self.scheduler, self._arrivals
         while not scheduler.finished and (end is None or scheduler.now < end):
+            if scheduler.effort >= scheduler.most_effort:
+                break
             self._let_in()
             if not scheduler.idle and scheduler.advance(self._next(end)):
                 self.stuck = None
@@ -227,16 +230,25 @@ class Run:
 
 
 def simulate(
-    engine: Engine, arrivals: Arrivals, *, warm_up: int | None = None, end: int | None = None
+    engine: Engine,
+    arrivals: Arrivals,
+    *,
+    warm_up: int | None = None,
+    end: int | None = None,
+    effort: float = math.inf,
 ) -> Result:
     """Run a workload and measure it after the ``warm_up``.
 
-    It stops at the ``end`` (both in nanoseconds), or when all requests have finished or none ever can.
+    It stops at the ``end`` (both in nanoseconds), when all requests have finished or none ever can, or when
+    it has taken the ``effort``: steps simulated one by one and requests added. The warm-up may take a third
+    of it.
     """
     run = Run(engine, arrivals)
     if warm_up:
+        run.scheduler.most_effort = effort / 3
         while run.until(warm_up):
             pass
+    run.scheduler.most_effort = effort
     meter = _Meter(run.scheduler)
     while ended := run.until(end):
         for live in ended:

@@ -19,6 +19,7 @@ The simulation takes time only for what changes in a step, and skips steps in wh
 (`exporter.simulation.running`).
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from exporter.simulation.counters import Counters
@@ -46,6 +47,8 @@ class Scheduler:
         # arrived up to this time: the start of the last step with async scheduling, otherwise its end.
         self.now = self.sees = 0
         self.totals = Counters()
+        # Steps simulated one by one and requests added, and the number after which `advance` stops: the cost.
+        self.effort, self.most_effort = 0, math.inf
         self.finished: list[InFlight] = []  # since the caller last emptied this list
         # Called with each request whose context has just been computed, before its next token is counted: the
         # first one, or (``first`` is set) the first one after a preemption.
@@ -95,6 +98,7 @@ class Scheduler:
                 self.totals.refused += 1
                 return None
             final = min(final, limit)
+        self.effort += 1
         live = InFlight(request, arrival, final)
         self.kv.enter(live)
         if self.kv.blocks(final - 1) > self.pool.size:
@@ -156,12 +160,13 @@ class Scheduler:
             if self.finished or (limit is not None and self.sees >= limit):
                 return True
             self._glide(limit)
-            if limit is not None and self.sees >= limit:
+            if (limit is not None and self.sees >= limit) or self.effort >= self.most_effort:
                 return True
         return False
 
     def step(self) -> bool:
         """Take one engine step; return False if nothing could be scheduled (no time passes then)."""
+        self.effort += 1
         self.kv.moved, self._preempted = 0, False
         self._in_flight, self._computed = [], []
         decoding, chunk = self._schedule_running()

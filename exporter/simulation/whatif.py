@@ -3,6 +3,7 @@
 Pure: the caller chooses how many cores do the runs (``mapper``) and how progress is shown.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,7 +12,7 @@ from exporter.config import WhatIfConfig
 from exporter.simulation.calibration import Calibration, Comparison, Observed, calibrate
 from exporter.simulation.candidates import Candidate
 from exporter.simulation.figures import FIGURES, Figure, figures_of, spread
-from exporter.simulation.load import Load
+from exporter.simulation.load import Load, fitting_seats
 from exporter.simulation.run import Result, simulate
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
@@ -42,6 +43,12 @@ NO_HELP: Final = "does not help"
 WORSE: Final = "makes it worse"
 PRESENT: Final = "now"
 
+# Requests that finish in a run.
+_REQUESTS: Final = 160
+# Steps simulated one by one in all runs of a forecast together, and at least in each: this bounds CPU time.
+_EFFORT: Final = 200_000
+_LEAST_EFFORT: Final = 2_000
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -53,14 +60,14 @@ class Job:
     seed: int
     warm_up: float
     duration: float
-    step_times: tuple[StepTime, ...] = ()  # those that were simulated, best first
+    effort: float = math.inf  # see `simulate`
 
 
 def work(job: Job) -> Result:
     """Simulate one of the equal servers, and measure it after the warm-up."""
     end = nanoseconds(job.warm_up + job.duration)
     arrivals = job.load.arrivals(job.seed, end, job.replicas)
-    return simulate(job.engine, arrivals, warm_up=nanoseconds(job.warm_up), end=end)
+    return simulate(job.engine, arrivals, warm_up=nanoseconds(job.warm_up), end=end, effort=job.effort)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +97,18 @@ class Forecast:
 def horizon(load: Load, engine: Engine) -> tuple[float, float]:
     """Return how long to warm up and how long to measure, in seconds of simulated time.
 
-    Three times as long as a request needs on a full engine, at least a minute; then ten times as long,
-    at least five minutes and, where the rate is known, the time in which 200 requests arrive. At most
-    one hour and four.
+    Three times as long as a request stays; then four times as long, and the time in which 160 requests
+    finish. At most one hour and four.
     """
-    _, outputs = load.lengths()
-    seats = min(engine.max_num_seqs, load.clients or engine.max_num_seqs)
-    service = outputs.mean * engine.step_time.of(seats, seats) / NANOSECONDS
-    rate = load.requests_per_second()
-    measured = max(300.0, 10 * service, 200 / rate if rate else 0.0)
-    return min(max(60.0, 3 * service), 3600.0), min(measured, 14400.0)
+    prompts, outputs = load.lengths()
+    seats = min(engine.max_num_seqs, load.clients or engine.max_num_seqs, fitting_seats(load, engine))
+    step = engine.step_time.of(seats, seats) / NANOSECONDS
+    service = outputs.mean * step + prompts.mean * engine.step_time.per_token * seats / NANOSECONDS
+    rate = seats / max(service, 1e-9)
+    stay = max(service, (load.clients or 0) / rate)
+    if (arriving := load.requests_per_second()) is not None:
+        rate = min(rate, arriving)
+    return min(3 * stay, 3600.0), min(max(4 * stay, _REQUESTS / rate), 14400.0)
 
 
 def forecast(  # noqa: PLR0913 -- all but two by name
@@ -135,8 +144,9 @@ def forecast(  # noqa: PLR0913 -- all but two by name
     plan = [(step_times[0], seed) for seed in range(1, thresholds.seeds + 1)]
     plan += [(step_time, 1) for step_time in step_times[1:]]
     keys = list(dict.fromkeys((change.engine, change.replicas) for change in changes))
+    effort = max(_LEAST_EFFORT, _EFFORT // (len(keys) * len(plan)))
     jobs = [
-        Job(replace(engine, step_time=step_time), load, replicas, seed, warm_up, duration)
+        Job(replace(engine, step_time=step_time), load, replicas, seed, warm_up, duration, effort)
         for engine, replicas in keys
         for step_time, seed in plan
     ]

@@ -64,6 +64,8 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("inter_token_seconds", "counter", "time_per_output_token_seconds_sum", until="0.11"),
     Name("inter_token_count", "counter", "inter_token_latency_seconds_count", "0.10.2"),
     Name("inter_token_count", "counter", "time_per_output_token_seconds_count", until="0.11"),
+    Name("prefill_seconds", "counter", "request_prefill_time_seconds_sum", "0.6"),
+    Name("prefill_count", "counter", "request_prefill_time_seconds_count", "0.6"),
     Name("first_token_seconds", "counter", "time_to_first_token_seconds_sum"),
     Name("first_token_count", "counter", "time_to_first_token_seconds_count"),
     # Lengths of finished requests, in tokens.

@@ -21,7 +21,12 @@ LOAD = {
     "prefix_cache_hit_ratio": 0.25,
     "prompt_tokens": {"mean": 120.0, "buckets": [[100.0, 10.0], [200.0, 30.0], [None, 0.0]]},
     "output_tokens": {"mean": 300.0, "buckets": [[200.0, 0.0], [500.0, 40.0], [None, 0.0]]},
-    "steps": [[5.0, 250.0, 3000.0, 2500.0]],
+    "requests_finished": 120.0,
+    "generation_tokens_per_second": 600.0,
+    "inter_token_seconds": 0.02,
+    "in_flight_median": 10.0,
+    "in_flight_deviation": 3.0,
+    "steps": [[2.5, 5.0, 300.0, 600.0, 3000.0]],
     "kv_capacity_tokens": 16_000.0,
     "num_gpu_blocks": 1000,
     "block_size": 16,
@@ -36,7 +41,7 @@ def status(limits=LIMITS, **load):
 
 
 def test_all_that_is_known_is_used():
-    """Nothing has to be assumed."""
+    """Only what a load does not show is assumed."""
     present = present_from_status(status())
     engine = present.engine
     assert (engine.num_gpu_blocks, engine.block_size, engine.max_num_seqs) == (1000, 16, 64)
@@ -44,13 +49,19 @@ def test_all_that_is_known_is_used():
     assert (present.load.rate, present.load.prefix_tokens) == (2.0, 30)
     assert present.load.prompts.mean == pytest.approx(120, abs=1)
     assert present.load.outputs.mean == pytest.approx(300, abs=1)
-    assert (present.observed.figures["preemptions_per_minute"], present.assumed) == (3.0, ())
+    assert (present.observed.figures["preemptions_per_minute"], len(present.assumed)) == (3.0, 2)
+    assert present.assumed[0] == "requests arrive at random times"
+    assert present.assumed[1].startswith("a step with twice the running requests takes 1.")
     assert "2 requests/s, prompts of 120 tokens (30 shared), answers of 300" in present.sentence
 
 
 def test_the_observed_steps_take_the_observed_time():
-    """250 steps of 12 tokens and 10 requests in 5 s: 20 ms each."""
-    assert present_from_status(status()).engine.step_time.of(12, 10) == pytest.approx(20e6, rel=1e-6)
+    """300 steps of 10 requests and 2 prompt tokens in 5 s: 16.7 ms each, whatever the parts."""
+    present = present_from_status(status())
+    assert present.engine.step_time == present.step_times[0]
+    assert len(present.step_times) >= 3
+    for step in present.step_times:
+        assert step.of(12, 10) == pytest.approx(5e9 / 300, rel=1e-4)
 
 
 def test_what_is_not_known_is_said():
@@ -60,7 +71,8 @@ def test_what_is_not_known_is_said():
     assert [text.partition(" =")[0] for text in present.assumed[:3]] == [
         "block_size", "max_num_seqs", "max_num_batched_tokens",
     ]  # fmt: skip
-    assert "step time" in present.assumed[3]
+    assert "the step time of an 8B model on one GPU (unknown)" in present.assumed
+    assert present.observed.guessed == "the step time"
 
 
 def test_what_somebody_tells_counts_first():
@@ -80,6 +92,22 @@ def test_what_somebody_tells_counts_first():
 def test_blocks_of_one_engine(load, blocks):
     """The server tells those of all of them."""
     assert present_from_status(status(**load)).engine.num_gpu_blocks == blocks
+
+
+@pytest.mark.parametrize(
+    ("finished", "produced", "mean"),
+    [
+        (20.0, 9000.0, 450),  # 6000 tokens of those that finished: half as many again are on their way
+        (20.0, 5000.0, 300),
+        (20.0, 90_000.0, 900),  # at most three times as long
+        (400.0, 180_000.0, 300),  # many have finished: the long ones too
+    ],
+)
+def test_answers_are_longer_while_only_the_short_ones_have_finished(finished, produced, mean):
+    """The tokens of requests that still run tell it."""
+    lengths = {"mean": 300.0, "produced": produced, "buckets": [[200.0, 0.0], [500.0, finished], [None, 0.0]]}
+    load = present_from_status(status(output_tokens=lengths)).load
+    assert load.outputs.mean == pytest.approx(mean, rel=0.05)
 
 
 def test_lengths_without_buckets_are_spread_around_the_mean():
@@ -108,9 +136,12 @@ def test_what_cannot_do_without_is_named(changed, told):
     [
         ("0.26.0-exhaustion", True),
         ("0.32.0-exhaustion", True),
-        ("0.28.0-exhaustion-short", False),  # the window begins before the storm
-        # Two API servers count steps in ways of their own.
-        ("0.26.0-two-api-servers", False),
+        ("0.28.0-exhaustion-short", True),
+        ("0.26.0-exhaustion-no-prefix-cache", True),
+        ("0.26.0-ramp", True),
+        # All its clients pause several times in the window.
+        ("0.26.0-queueing", False),
+        ("0.26.0-two-engines", False),  # the machine was starved, and there were few polls
     ],
 )
 def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted):
@@ -119,11 +150,12 @@ def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted)
     shown = whatif._status_of_recording(path, None, Config())
     _, engine = choose_engine(shown, None)
     present = present_from_status(engine)
-    result = forecast(present.load, candidates(present.load, present.engine)[:1], observed=present.observed)
+    now = candidates(present.load, present.engine)[:1]
+    result = forecast(present.load, now, observed=present.observed)
     assert result.calibration.trusted is trusted
     if trusted:
         figures = result.present.figures
-        real = engine["signals"]["generation_tokens_per_second"]
+        real = present.observed.figures["output_tokens_per_second"]
         assert figures["preemptions_per_minute"].mean == pytest.approx(
             present.observed.figures["preemptions_per_minute"], rel=0.1, abs=1
         )
@@ -139,5 +171,6 @@ def test_the_calm_are_calm():
         reading = fed.feed(poll.t, poll.body, poll.error)
     _, engine = choose_engine(status_object("", reading, reading.t, fed.loads()), None)
     present = present_from_status(engine)
-    result = forecast(present.load, candidates(present.load, present.engine)[:1], observed=present.observed)
+    now = candidates(present.load, present.engine)[:1]
+    result = forecast(present.load, now, observed=present.observed)
     assert result.present.figures["preemptions_per_minute"].mean == 0.0

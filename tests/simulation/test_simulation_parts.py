@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scheduler_cases import check_pool
 
-from exporter.analysis.load_profile import StepSlice
 from exporter.simulation.arrivals import Burst, ClosedLoop, Poisson, Trace
 from exporter.simulation.counters import LatencyHistogram
 from exporter.simulation.pool import Pool, SharedBlock
 from exporter.simulation.rng import Rng
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import StepTime, fit
+from exporter.simulation.timing import StepTime
 from exporter.simulation.workload import (
     Lengths,
     Request,
@@ -53,38 +52,6 @@ def test_exponential_gaps_have_the_mean_and_the_spread_they_should():
 def test_a_step_costs_a_fixed_part_and_parts_for_what_it_schedules():
     """Whole nanoseconds, swapped blocks included."""
     assert StepTime(1000, 10, 100, 7).of(5, 2, 3) == 1000 + 50 + 200 + 21
-
-
-def test_a_fit_finds_the_step_time_that_made_the_samples():
-    """Three parts from samples that tell them apart."""
-    truth = StepTime(3_000_000, 20_000, 50_000)
-    shapes = [(1000, 40_000, 10_000), (500, 200_000, 9_000), (2000, 30_000, 25_000), (100, 900, 800)]
-    samples = [
-        StepSlice((truth.fixed * n + truth.per_token * t + truth.per_sequence * s) / 1e9, n, t, s)
-        for n, t, s in shapes
-    ]
-    assert fit(samples) == truth
-
-
-def test_one_sample_scales_the_usual_shape():
-    """So that the observed steps take the observed time."""
-    fitted = fit([StepSlice(seconds=60.0, steps=2000, tokens=200_000, sequences=100_000)])
-    assert fitted.fixed * 2000 + fitted.per_token * 200_000 + fitted.per_sequence * 100_000 == pytest.approx(
-        60e9, rel=1e-4
-    )
-    assert fitted.fixed / fitted.per_token == pytest.approx(StepTime().fixed / StepTime().per_token, rel=1e-3)
-
-
-def test_no_part_of_a_fit_is_negative():
-    """Samples in which more sequences took less time give that part none."""
-    samples = [StepSlice(10.0, 1000, 1000, 9000), StepSlice(10.0, 1000, 1000, 1000)] * 2
-    assert fit(samples).per_sequence == 0
-
-
-def test_a_fit_wants_samples():
-    """Without steps there is nothing to divide by."""
-    with pytest.raises(ValueError, match="got none"):
-        fit([StepSlice(1.0, 0, 0, 0)])
 
 
 @given(st.lists(st.integers(0, 10**13), min_size=1), st.sampled_from([0.05, 0.5, 0.95, 1.0]))

@@ -10,7 +10,8 @@ from exporter.analysis.load_profile import StepSlice
 from exporter.simulation.arrivals import Burst, ClosedLoop
 from exporter.simulation.run import simulate
 from exporter.simulation.settings import Engine
-from exporter.simulation.timing import StepTime, fit
+from exporter.simulation.step_fit import fit
+from exporter.simulation.timing import StepTime
 from exporter.simulation.workload import parse_workload
 
 STEP_TIME = StepTime()
@@ -80,13 +81,12 @@ def test_time_can_be_fitted_to_within_what_real_runs_differ():
 
     The two real runs with 100 blocks took the same steps, and their times differ by 17 %.
     """
-    samples = []
+    slices = []
     for row in RUNS:
         result = simulated(row)
-        samples.append(
-            StepSlice(float(row["wall_s"]), result.steps, result.scheduled_tokens, result.scheduled_sequences)
-        )
-    step_time = fit(samples)
+        prefill = result.scheduled_tokens - result.output_tokens
+        slices.append(StepSlice(0.0, float(row["wall_s"]), result.steps, prefill, result.output_tokens))
+    step_time, *_ = fit(slices, recomputed=0.0, window=0.0)
     for row in RUNS:
         speed = simulated(row, step_time).output_tokens_per_second
         assert within(speed, float(row["output_tok_per_s"]), 0.25, 0)

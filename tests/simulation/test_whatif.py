@@ -12,7 +12,7 @@ from exporter.config import WhatIfConfig
 from exporter.simulation import whatif
 from exporter.simulation.calibration import Observed, calibrate
 from exporter.simulation.candidates import NOW, Candidate, candidates, parse_candidate, scaled_pool
-from exporter.simulation.load import Load, fitting_seats, held_tokens, moments, observed_load
+from exporter.simulation.load import Load, fitting_seats, held_tokens, moments
 from exporter.simulation.report import render, to_dict
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
@@ -80,24 +80,6 @@ def test_a_load_wants_one_way_of_arriving(given):
     """Rate, clients or trace, and lengths for the first two."""
     with pytest.raises(ValueError, match="expect"):
         Load(**{"prompts": Lengths.between(1, 9), "outputs": Lengths.between(1, 9), **given})
-
-
-def test_a_standing_queue_is_read_as_a_closed_loop():
-    """As many clients as requests were running and waiting; without a queue, as random arrivals."""
-    lengths = Lengths.between(10, 20)
-    queued = observed_load(lengths, lengths, arrivals_per_second=2.0, running=10.7, waiting=20.9)
-    assert (queued.clients, queued.rate) == (32, None)
-    free = observed_load(lengths, lengths, arrivals_per_second=2.0, running=10.7, waiting=0.2)
-    assert (free.clients, free.rate) == (None, 2.0)
-
-
-def test_observed_prefix_hits_become_a_shared_text():
-    """As long as that share of the mean prompt."""
-    lengths = Lengths.between(100, 300)
-    load = observed_load(
-        lengths, lengths, arrivals_per_second=2.0, running=1.0, waiting=0.0, prefix_hit_ratio=0.25
-    )
-    assert (load.prefixes, load.prefix_tokens) == (1, 50)
 
 
 def test_a_trace_is_repeated_without_a_gap():
@@ -405,10 +387,10 @@ def test_the_horizon_covers_long_outputs():
     slow = Load(Lengths.between(100, 100), Lengths.between(30_000, 30_000), clients=64)
     warm_up, measured = whatif.horizon(slow, engine)
     assert 1200 <= warm_up <= 3600
-    assert measured > 3000
-    assert whatif.horizon(LOOP, STORM) == (60.0, 300.0)
+    assert measured > 1600
+    assert 20 < whatif.horizon(LOOP, STORM)[0] < whatif.horizon(LOOP, STORM)[1] < 100
     rare = Load(Lengths.between(100, 100), Lengths.between(100, 100), rate=0.1)
-    assert whatif.horizon(rare, engine)[1] == pytest.approx(2000.0)
+    assert whatif.horizon(rare, engine)[1] == pytest.approx(1600.0)
 
 
 def test_the_table_shows_every_figure_with_its_ratio(storm):
