@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -182,18 +183,27 @@ def _status_of_exporter(url: str) -> Mapping[str, Any]:
 def _status_of_recording(path: Path, at: float | None, config: Config) -> Mapping[str, Any]:
     """Return the target's status at a time in seconds, or (None) when most was preempted.
 
-    A rate over a second or two proves little: the first half of a window counts only in shorter recordings.
+    A rate over a second or two proves little: the worst moment has a full window before it, or half a window
+    in shorter recordings.
     """
-    worst: tuple[float, ...] = (-1.0,)
+    window = config.analysis.window
+    worst: tuple[float, ...] = ()
     status: Mapping[str, Any] | None = None
+    recent: deque[tuple[float, float]] = deque()
     for t, reading, pipeline in feed_recording(path, config):
         if at is not None and t > at and status is not None:
             break
         signals = [engine.signals for engine in reading.engines.values()]
         preemptions = max((each.preemptions_per_second or 0.0 for each in signals), default=0.0)
-        in_flight = sum((each.requests_running or 0.0) + (each.requests_waiting or 0.0) for each in signals)
-        lead = min(t, config.analysis.window / 2)
-        weight = (lead, preemptions, in_flight) if at is None else (t,)
+        recent.append(
+            (t, sum((each.requests_running or 0.0) + (each.requests_waiting or 0.0) for each in signals))
+        )
+        while recent[0][0] < t - window:
+            recent.popleft()
+        # The last half counts first: the profile leaves out another load before it.
+        halves = [[held for at_, held in recent if at_ > t - span] for span in (window / 2, window)]
+        in_flight = [sum(half) / len(half) for half in halves]
+        weight = (t >= window, min(t, window / 2), preemptions, *in_flight) if at is None else (t,)
         if reading.up and weight >= worst and (loads := pipeline.loads()):
             worst, status = weight, status_object(str(path), reading, reading.t, loads)
     if status is None:
