@@ -121,7 +121,8 @@ class _Draw:
         running = min(self.seats, fits)
         # Time to compute a prompt, as a share of the time that its answer takes of the engine.
         share = self.log(0.03, 2.5)
-        per_token = share * outputs.mean * step / running / prompts.mean
+        # One token of a step costs little beside reading the weights.
+        per_token = min(share * outputs.mean * step / running / prompts.mean, step / 8)
         budget = self.pick(512, 2048, 2048, 8192)
         return Engine(
             num_gpu_blocks=int(blocks) + 2,

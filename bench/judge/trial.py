@@ -169,7 +169,9 @@ def trial(seed: int, kind: str | None = None) -> Trial:
     truth = truth_of(scenario, samples)
     first = said[0]
     verdict = first[-1].verdict
-    lead = [s for s in first if s.t < scenario.calm]
+    # Adapters are short from the start: no time was calm.
+    calm = min(scenario.calm, scenario.fault.at) if scenario.fault is not None else scenario.calm
+    lead = [s for s in first if s.t < calm]
     trouble = [s for s in first if s.t >= scenario.calm]
     pages = _false_criticals(scenario, truth, said, every)
     others = tuple(lines[-1].verdict for lines in said[1:])

@@ -134,6 +134,9 @@ _CERTAIN: Final = {
     "unfittable": ({"unfittable_request", "scheduler_deadlock"}, "due"),
     "down": ({"unreachable"}, "due"),
 }
+# A standstill younger than this may still be a pause, as after a mass preemption.
+_YOUNG: Final = 60.0
+_BEFORE_A_STANDSTILL: Final = {"healthy", "kv_bound", "prefill_bound", "queue_not_kv", "preemption_light"}
 _CALM: Final = {"healthy", "kv_full_ok", "runaway_generation"}
 
 
@@ -145,9 +148,10 @@ def truth_of(scenario: Scenario, samples: Sequence[Sample]) -> Truth:
     trouble = [s for s in samples if s.t >= scenario.calm]
     if scenario.kind in _CERTAIN:
         acceptable, page = _CERTAIN[scenario.kind]
-        return Truth(
-            scenario.kind, {}, 1.0, frozenset(acceptable), page, _standstill(scenario, trouble), base, base
-        )
+        onset = _standstill(scenario, trouble)
+        if scenario.end - onset < _YOUNG:
+            acceptable, page = acceptable | _BEFORE_A_STANDSTILL, "allowed"
+        return Truth(scenario.kind, {}, 1.0, frozenset(acceptable), page, onset, base, base)
     changed = _counterfactuals(scenario, base, trouble)
     ample = changed.pop("everything", base)
     scores = {name: _removed(base, each, changed, ample) for name, each in changed.items()}

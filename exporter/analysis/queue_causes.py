@@ -13,6 +13,7 @@ from exporter.analysis.situation import Situation
 __all__ = [
     "QueueCauses",
     "cause_of_waiting",
+    "deferred_holds_the_pool",
     "is_compute_bound",
     "is_long",
     "steps_are_full",
@@ -34,6 +35,8 @@ _ALMOST: Final = 0.95
 _MOST_HELD: Final = 3.0
 # A queue of at least this share of what runs keeps requests waiting for a good part of their time.
 _LONG: Final = 1 / 3
+# Waiting for an adapter or a connector takes at least this share of the time that requests run.
+_DEFERRED_LONG: Final = 0.1
 # The number of requests is steady where it changes by less than this share of those that finish.
 _STEADY: Final = 0.1
 # Prompts that take less than this share of the steps are not what limits.
@@ -108,7 +111,7 @@ def cause_of_waiting(s: Situation) -> str | None:
     if not s.waiting or not s.queue.waiting_mean:
         return None
     if _is_deferred(s):
-        return "deferred_wait"
+        return "deferred_wait" if _deferred_is_long(s) else None
     cause = _limit_of_running(s)
     return "prefill_bound" if cause != "prefill_bound" and is_compute_bound(s, cause) else cause
 
@@ -130,6 +133,18 @@ def _is_deferred(s: Situation) -> bool:
     return (
         deferred is not None and bool(waiting) and deferred >= s.thresholds.deferred_share * (waiting or 0.0)
     )
+
+
+def _deferred_is_long(s: Situation) -> bool:
+    """Whether that takes a good part of the time that requests run, by Little's law: a fast load does not."""
+    deferred, running = s.queue.deferred_mean or 0.0, s.queue.running_mean or 0.0
+    return deferred >= _DEFERRED_LONG * running
+
+
+def deferred_holds_the_pool(s: Situation) -> bool:
+    """Whether more requests wait for a connector, with blocks held for their prompts, than run."""
+    deferred, running = s.queue.deferred_mean or 0.0, s.queue.running_mean or 0.0
+    return deferred >= max(1.0, running)
 
 
 def _seats_are_taken(s: Situation) -> bool:

@@ -159,3 +159,21 @@ def test_a_storm_of_an_engine_that_computes_prompts_all_the_time_is_none(share, 
     stage.play(80, **works(share) | {"kv": 0.3})
     scene = stage.play(90, **works(share) | {"kv": 0.98, "waiting": GROWS, "preemptions": 1.2})
     assert ("preemption_thrash" in verdicts(scene)) == expected
+
+
+@pytest.mark.parametrize(("deferred", "expected"), [(0.5, False), (4, True)])
+def test_a_connector_that_loads_quickly_is_no_trouble(deferred, expected):
+    """Eight requests run; the loads take a sixteenth of their time, or half of it."""
+    stage = Stage(cache=POOL, max_num_seqs=64)
+    stage.play(60, **BUSY)
+    blinks = {"waiting": deferred, "deferred": deferred, "capacity": 0}
+    assert ("deferred_wait" in verdicts(stage.play(90, **BUSY | blinks))) == expected
+
+
+@pytest.mark.parametrize(("deferred", "expected"), [(0, True), (20, False)])
+def test_requests_that_load_hold_the_blocks_for_which_others_are_preempted(deferred, expected):
+    """More requests wait for the connector than run: the storm ends with their loads."""
+    stage = Stage(cache=POOL, max_num_seqs=64)
+    stage.play(60, **BUSY)
+    storm = QUEUE | {"waiting": 60, "deferred": deferred, "kv": 0.98, "preemptions": 2, "finished": 0.5}
+    assert ("preemption_thrash" in verdicts(stage.play(90, **storm))) == expected

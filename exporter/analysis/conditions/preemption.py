@@ -4,7 +4,7 @@ from typing import Final
 
 from exporter.analysis.conditions.evidence import Evidence, some
 from exporter.analysis.conditions.queue import is_long, nothing_finishes
-from exporter.analysis.queue_causes import is_compute_bound, steps_are_full
+from exporter.analysis.queue_causes import deferred_holds_the_pool, is_compute_bound, steps_are_full
 from exporter.analysis.situation import TWICE_MATTERS, Situation
 
 # Fewer finished requests than this say little about a ratio.
@@ -28,7 +28,7 @@ def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | Non
     """Preemptions with little completed work."""
     if not current and s.long.preempted <= 0:
         return None
-    if not s.busy or _is_not_kv(s) or steps_are_full(s) or is_compute_bound(s):
+    if not s.busy or _is_not_kv(s) or steps_are_full(s) or is_compute_bound(s) or deferred_holds_the_pool(s):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
     return (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
