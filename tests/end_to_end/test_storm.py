@@ -20,6 +20,7 @@ from support.process import ANYWHERE, Command, until
 from support.programs import Alertmanager, Pagers, Prometheus, Storm
 
 from exporter.analysis import catalogue
+from exporter.publish.alerts.table import FIXES_HEAD
 
 pytestmark = pytest.mark.programs
 
@@ -128,13 +129,15 @@ def test_the_page_has_summary_numbers_fixes_and_runbook(played, route):
     assert "KV usage peak " in notes["description"]
     assert "preemptions/s" in notes["description"]
     assert VERDICT.impact in notes["description"]
-    fixes = notes["description"].split("What to change, best first:\n")[1].splitlines()
+    before, fixes = notes["description"].split(f"{FIXES_HEAD}\n")
+    assert "Now, without a restart:\n* Limit concurrency at the gateway to " in before
+    fixes = fixes.splitlines()
     ranks = [line.partition(". ")[0] for line in fixes]
     assert len(ranks) == 3
     assert ranks[0] == "1"
     assert ranks == sorted(ranks)
     titles = {fix.title for fix in catalogue.load().fixes.values()}
-    assert fixes[0][3:].partition(" (--")[0] in titles
+    assert fixes[0][3:].partition(" (--")[0].partition(" [")[0] in titles
 
 
 def test_the_two_routes_raise_the_same_alerts(played):
