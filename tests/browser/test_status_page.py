@@ -92,7 +92,7 @@ def test_an_update_does_not_disturb_the_reader(browser):
             expect(page.locator(".tiles")).to_contain_text("97%")
             assert more.get_attribute("open") is not None
             assert page.evaluate("document.activeElement.className") == "copy"
-            assert page.evaluate("String(getSelection())").startswith("vLLM preempts")
+            assert page.evaluate("String(getSelection())").startswith("vLLM keeps preempting")
 
 
 def test_a_page_that_slept_has_no_hole_in_its_charts(browser):
