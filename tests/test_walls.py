@@ -1,6 +1,7 @@
 """The walls between the rooms of the house, and that nothing points at the place where it was built."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -96,10 +97,18 @@ PROGRAMS = {"simulation/worker.py"}
 MODULES = sorted(path for room in ROOMS for path in (PACKAGE / room).glob("**/*.py"))
 
 
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+_parsed = functools.cache(ast.parse)
+
+
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, anywhere in it, with the names that may be modules."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -202,7 +211,7 @@ def test_every_command_has_the_same_two_functions():
     wrong = []
     commands = sorted(PACKAGE.glob("commands/[!_]*.py"))
     for path in commands:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = parsed(path).body
         found = {node.name: len(node.args.args) for node in body if isinstance(node, ast.FunctionDef)}
         if (found.get("add_arguments"), found.get("run")) != (1, 2):
             wrong.append(path.name)
@@ -212,7 +221,7 @@ def test_every_command_has_the_same_two_functions():
 
 def lazy_imports(path: Path) -> set[str]:
     """The projects that a file imports inside a function, and ``import_module``."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = {"import_module" for node in ast.walk(tree) if getattr(node, "attr", "") == "import_module"}
     for node in (node for function in functions for node in ast.walk(function)):

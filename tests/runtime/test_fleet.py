@@ -437,8 +437,8 @@ def test_polls_really_start_at_their_place():
             return [(one.name, [poll.at for poll in one.polls]) for one in given]
 
     for name, polls in asyncio.run(scenario()):
-        late = [(at - phase(name, 0.5) + 0.05) % 0.5 - 0.05 for at in polls]
-        assert -0.01 < min(late) < 0.1  # others may be later, where the machine is busy
+        late = [(at - phase(name, 0.5) + 0.01) % 0.5 - 0.01 for at in polls]
+        assert min(late) < 0.1  # others may be later, where the machine is busy
 
 
 def test_so_many_polls_are_under_way_at_once():

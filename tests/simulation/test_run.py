@@ -197,17 +197,28 @@ def test_results_do_not_depend_on_the_order_of_hashes():
     ids=["seats", "blocks", "shared prefixes"],
 )
 def test_a_busy_hour_takes_at_most_three_seconds(prompts, outputs, shared):
-    """256 seats, 20,000 blocks, 10 requests/s, more than the engine can do: processor time, one core."""
-    took = []
-    while not took or (took[-1] > 3.0 and len(took) < 3):  # other work on the machine may slow one of them
-        before = time.process_time()
-        result = simulate(Engine(num_gpu_blocks=20_000), made(prompts, outputs, 10.0, **shared), end=HOUR)
-        took.append(time.process_time() - before)
-    assert result.steps > 100_000
-    assert result.finished > 15_000
-    assert min(took) <= 3.0
+    """256 seats, 20,000 blocks, 10 requests/s, more than the engine can do: a sixth of it, and of the time.
+
+    Processor time of a core that counts to a million in 25 ms; a slower one may take as much longer.
+    """
+    engine, took = Engine(num_gpu_blocks=20_000), []
+    while not took or (took[-1] > 0.5 and len(took) < 5):  # other work on the machine may slow one of them
+        before, _, between = time.process_time(), count(1_000_000), time.process_time()
+        result = simulate(engine, made(prompts, outputs, 10.0, **shared), end=HOUR // 6)
+        took.append((time.process_time() - between) * min(1.0, 0.025 / (between - before)))
+    assert result.steps > 15_000
+    assert result.finished > 2000
+    assert min(took) <= 0.5
 
 
+def count(most):
+    """A loop of plain Python."""
+    number = 0
+    while number < most:
+        number += 1
+
+
+@pytest.mark.long
 def test_memory_is_bounded_by_live_requests():
     """Three times as long a run that the engine keeps up with needs no more than one."""
     engine = Engine(num_gpu_blocks=20_000, step_time=StepTime().scaled(0.5))

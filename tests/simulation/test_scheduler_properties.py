@@ -44,7 +44,7 @@ def finish(run):
     return ended
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_counting_gives_what_plain_stepping_gives(case):
     """Every count and every request's times are those of the scheduler that takes every step."""
@@ -52,7 +52,7 @@ def test_counting_gives_what_plain_stepping_gives(case):
     assert outcome(run, finish(run)) == plain_outcome(run_plain(case.engine, case.arrivals()))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_gliding_changes_nothing(case):
     """Steps that were glided over are the steps that would have been taken."""
@@ -63,7 +63,7 @@ def test_gliding_changes_nothing(case):
     assert outcome(gliding, finish(gliding)) == stepped
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_at_every_step_blocks_and_requests_are_conserved(case):
     """Free and held blocks are the pool, within the limits; every request is somewhere."""
@@ -99,7 +99,7 @@ def test_at_every_step_blocks_and_requests_are_conserved(case):
     finish(run)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_all_work_gets_done_or_the_deadlock_is_stated(case):
     """A run ends; what is left over then is behind a request that can never be scheduled."""
@@ -117,7 +117,7 @@ def test_all_work_gets_done_or_the_deadlock_is_stated(case):
         assert scheduler.running == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cases())
 def test_the_same_case_gives_the_same_outcome(case):
     """Nothing is left to chance."""

@@ -151,6 +151,7 @@ def test_a_broken_combination_says_what_is_wrong(text, message):
         parse_candidate(text, STORM)
 
 
+@pytest.mark.long
 def test_fewer_seats_suffice_in_a_storm(storm):
     """They end the preemptions and cost no throughput, as on the real server with 300 blocks."""
     fewer = row(storm, f"max_num_seqs {fitting_seats(LOOP, STORM)}")
@@ -159,6 +160,7 @@ def test_fewer_seats_suffice_in_a_storm(storm):
     assert fewer.figures["output_tokens_per_second"].ratio >= 0.97
 
 
+@pytest.mark.long
 def test_far_too_few_seats_make_it_worse(storm):
     """No preemption at all, and a third less work done."""
     fewest = row(storm, "max_num_seqs 7")
@@ -167,6 +169,7 @@ def test_far_too_few_seats_make_it_worse(storm):
     assert fewest.figures["output_tokens_per_second"].ratio < 0.8
 
 
+@pytest.mark.long
 def test_a_change_that_changes_nothing_does_not_help(storm):
     """More seats when blocks are short."""
     more = row(storm, "max_num_seqs 64")
@@ -174,6 +177,7 @@ def test_a_change_that_changes_nothing_does_not_help(storm):
     assert more.score == pytest.approx(1.0, abs=0.03)
 
 
+@pytest.mark.long
 def test_half_a_cure_helps(storm):
     """A watermark: far fewer preemptions, a little more throughput."""
     kept = row(storm, "watermark 0.05")
@@ -181,6 +185,7 @@ def test_half_a_cure_helps(storm):
     assert kept.figures["preemptions_per_request"].ratio < 0.6
 
 
+@pytest.mark.long
 def test_changes_are_ranked_by_throughput_and_latency(storm):
     """Best first; the change with the fewest preemptions is the last of all."""
     scores = [r.score for r in storm.rows]
@@ -188,6 +193,7 @@ def test_changes_are_ranked_by_throughput_and_latency(storm):
     assert storm.rows[-1].figures["preemptions_per_minute"].mean == 0
 
 
+@pytest.mark.long
 def test_twice_the_pool_can_leave_the_count_where_it_was():
     """And still help: 100 to 200 blocks gave a real server 60 % more tokens/s, and as many preemptions."""
     engine = Engine(num_gpu_blocks=100, block_size=32, max_num_seqs=32, step_time=CPU)
@@ -199,6 +205,7 @@ def test_twice_the_pool_can_leave_the_count_where_it_was():
     assert doubled.verdict == HELPS
 
 
+@pytest.mark.long
 def test_a_queue_is_cured_by_what_ends_it():
     """A healthy engine with all seats taken: more of them suffice, more memory does not help."""
     engine = Engine(num_gpu_blocks=4000, block_size=32, max_num_seqs=8, step_time=CPU)
@@ -246,6 +253,7 @@ def matching(storm):
     return {name: storm.present.figures[name].mean for name in REAL}
 
 
+@pytest.mark.long
 def test_a_forecast_is_trusted_when_all_figures_match(storm, matching):
     """Each within its band, over a full window."""
     result = calibrate(Observed(matching, 60.0, 100.0), storm.present.figures, WhatIfConfig())
@@ -254,6 +262,7 @@ def test_a_forecast_is_trusted_when_all_figures_match(storm, matching):
     assert result.sentence.startswith("the simulated present matches the server: preemptions per finished")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REAL)
 @pytest.mark.parametrize("factor", [0.5, 1.6])
 def test_one_figure_that_does_not_match_is_enough(storm, matching, name, factor):
@@ -266,6 +275,7 @@ def test_one_figure_that_does_not_match_is_enough(storm, matching, name, factor)
     assert result.sentence == f"do not trust this forecast: {failed.sentence}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seconds", "finished", "guessed", "words"),
     [
@@ -282,6 +292,7 @@ def test_a_match_that_proves_nothing_is_not_trusted(storm, matching, seconds, fi
     assert words in result.sentence
 
 
+@pytest.mark.long
 def test_a_figure_that_the_server_does_not_show_is_not_trusted(storm, matching):
     """Unknown is not a match."""
     del matching["inter_token_seconds"]
@@ -292,6 +303,7 @@ def test_a_figure_that_the_server_does_not_show_is_not_trusted(storm, matching):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("observed", "trusted", "words"),
     [
@@ -393,6 +405,7 @@ def test_the_horizon_covers_long_outputs():
     assert whatif.horizon(rare, engine)[1] == pytest.approx(1600.0)
 
 
+@pytest.mark.long
 def test_the_table_shows_every_figure_with_its_ratio(storm):
     """One line per change, the present first, and what each takes for granted."""
     lines = render(storm).splitlines()
@@ -408,6 +421,7 @@ def test_the_table_shows_every_figure_with_its_ratio(storm):
     assert len({len(line) - len(line.split("  ")[-1]) for line in lines[3 : 4 + len(storm.rows)]}) == 1
 
 
+@pytest.mark.long
 def test_the_json_has_what_the_table_has(storm):
     """And survives being written and read."""
     document = json.loads(json.dumps(to_dict(storm)))

@@ -42,7 +42,11 @@ def ends(story):
 
 
 @pytest.mark.parametrize(
-    ("name", "version"), [*((name, "0.32.0") for name in SCENARIOS), ("storm", "0.26.0"), ("queue", "0.26.0")]
+    ("name", "version"),
+    [
+        *((name, "0.32.0") for name in SCENARIOS),
+        *(pytest.param(name, "0.26.0", marks=pytest.mark.long) for name in ("storm", "queue")),
+    ],
 )
 def test_a_scenario_leads_to_its_verdict(name, version):
     """At the end of each act, at the first playing and at the second, of one engine at least."""
@@ -54,6 +58,7 @@ def test_a_scenario_leads_to_its_verdict(name, version):
             assert story.verdict[act] in said, (act, end)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 3])
 def test_the_day_reads_the_same_with_other_arrivals(seed):
     """Chance decides when, not what."""

@@ -22,6 +22,7 @@ from exporter.vllm import names
 from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
 
 FILES = sorted([*RECORDINGS.glob("*.gz"), *RECORDINGS.glob("*.txt"), *EXPOSITIONS.glob("*.txt.gz")])
+RECORDED = [path for path in FILES if ".jsonl" in path.name]
 
 
 def assert_same(ours: Exposition, samples) -> None:
@@ -41,15 +42,22 @@ def assert_same(ours: Exposition, samples) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_recorded_bodies_read_as_with_prometheus_client(path: Path):
+    """All values of every tenth body of real servers, and of the last, are those of the reference."""
+    recorded = list(bodies(path))
+    for body in (*recorded[::10], recorded[-1]):
+        assert_same(Reader().read(body), classic_samples(body))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_every_recorded_body_reads_as_with_prometheus_client(path: Path):
-    """All values of all bodies of real servers are those of the reference."""
+    """All values of all bodies."""
     for body in bodies(path):
         assert_same(Reader().read(body), classic_samples(body))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if ".jsonl" in path.name], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_a_reader_that_has_seen_the_bodies_before_reads_the_same(path: Path):
     """Where no reading has two sources a used reader gives what a new one gives."""
     used = Reader()
@@ -209,7 +217,7 @@ def classic_texts(draw):
     return draw(st.permutations(lines + core))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(classic_texts())
 def test_generated_classic_texts_read_as_with_prometheus_client(lines: list[str]):
     """Any prefix, spelling, label, blank, number and line end that the classic format allows."""
@@ -217,7 +225,7 @@ def test_generated_classic_texts_read_as_with_prometheus_client(lines: list[str]
     assert_same(Reader().read(body), classic_samples(body))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(classic_texts(), classic_lines(list(names.NAMES), [{}]), st.integers(1, 40))
 def test_a_last_line_that_is_cut_off_is_left_out(lines: list[str], last: str, cut: int):
     """Without its line feed a line says nothing: 0.9 may be the beginning of 0.95."""
@@ -320,7 +328,7 @@ def openmetrics_bodies(draw):
     return (text + "# EOF\n").encode()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(openmetrics_bodies())
 def test_generated_openmetrics_texts_read_as_with_prometheus_client(body: bytes):
     """Exemplars, timestamps in seconds, ``_created`` and the end mark of the other dialect."""
@@ -354,7 +362,7 @@ def test_damaged_bodies_raise_nothing_but_the_own_error(name: str):
     """Whatever happens to a body on its way, reading it ends in a result or in `ExpositionError`."""
     body = (RECORDINGS / name).read_bytes()[:20_000]
 
-    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=80, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(mutations(body))
     def check(text: bytes) -> None:
         _read_or_refuse(text)
@@ -362,7 +370,7 @@ def test_damaged_bodies_raise_nothing_but_the_own_error(name: str):
     check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.binary(max_size=400), st.sampled_from([b"", b"vllm:num_preemptions", b'vllm:kv_cache_usage_perc{a="'])
 )

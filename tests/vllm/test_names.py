@@ -1,11 +1,12 @@
 """The table of names agrees with itself and with what vLLM's releases print, and it is the only one."""
 
 import ast
+import functools
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from support.reference_reader import VERSIONS, classic_samples, exposition
+from support.reference_reader import VERSIONS, Sample, classic_samples, exposition
 
 import exporter
 from exporter.vllm import names
@@ -36,18 +37,20 @@ GUESSES = {
 }  # fmt: skip
 
 
+@functools.cache
+def samples(version: str) -> list[Sample]:
+    """All samples of a release."""
+    return classic_samples(exposition(version))
+
+
 def printed(version: str) -> set[str]:
     """The names of all samples of a release, without prefix."""
-    return {name.removeprefix("vllm:") for name, _, _ in classic_samples(exposition(version))}
+    return {name.removeprefix("vllm:") for name, _, _ in samples(version)}
 
 
 def cache_labels(version: str) -> set[str]:
     """The labels of a release's cache configuration."""
-    (labels,) = [
-        set(labels)
-        for name, labels, _ in classic_samples(exposition(version))
-        if name == "vllm:" + names.CACHE_CONFIG
-    ]
+    (labels,) = [set(labels) for name, labels, _ in samples(version) if name == "vllm:" + names.CACHE_CONFIG]
     return labels
 
 
@@ -132,7 +135,7 @@ def has_row(version: str, row: names.Name) -> bool:
     """Whether a release prints a row's name in any spelling, with the label value that the row wants."""
     return any(
         name.removeprefix("vllm:") in names.spellings(row) and labels.get(row.label, "") == row.value
-        for name, labels, _ in classic_samples(exposition(version))
+        for name, labels, _ in samples(version)
     )
 
 
