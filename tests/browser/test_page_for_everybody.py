@@ -197,7 +197,8 @@ def test_great_numbers_do_not_stick_out_of_their_charts(browser):
             expect(page.locator(".chart").nth(3).locator("i").first).to_have_text("3M")
             # In one script: what is drawn again between two of them has no place.
             left, *ticks = page.evaluate(
-                "[...document.querySelectorAll('.charts, .tick')].map(one => one.getBoundingClientRect().left)"
+                "[...document.querySelectorAll('.charts, .tick')]"
+                ".map(one => one.getBoundingClientRect().left)"
             )
             assert min(ticks) >= left
 
