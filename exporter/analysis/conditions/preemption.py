@@ -31,7 +31,16 @@ def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | Non
     if not s.busy or _is_not_kv(s) or steps_are_full(s) or is_compute_bound(s) or deferred_holds_the_pool(s):
         return None
     # What would open it keeps it too: it is never left for what enters it at the next poll.
-    return (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s) or None
+    evidence = (current and _still_thrashing(s)) or _burst(s) or _sustained(s) or _starved(s)
+    return evidence + _latency_doubled(s) if evidence else None
+
+
+def _latency_doubled(s: Situation) -> tuple[Evidence, ...]:
+    """The time between two tokens, where it is the harm that makes the storm critical."""
+    now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds
+    if now is None or usual is None or now < _DOUBLED * usual:
+        return ()
+    return some(("inter_token_latency_mean_seconds", now, _DOUBLED * usual))
 
 
 def thrash_is_critical(s: Situation, critical: bool) -> bool:

@@ -30,6 +30,8 @@ from support.scenes import (
     verdicts,
 )
 
+from exporter.analysis.catalogue import Severity
+
 # Preemptions that are none of KV's business.
 
 
@@ -341,3 +343,18 @@ def test_advice_knows_the_configuration(facts, pool, named, not_named):
     storm = stage.play(60, **STORM)
     assert named in fixes(storm[-1])
     assert not_named not in fixes(storm[-1])
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.09, True), (0.04, False)])
+def test_a_latency_that_doubled_is_named_as_the_harm(seconds, told):
+    """Beside the preemptions, with twice the calm time as its threshold; less than that is no harm."""
+    stage = Stage(cache={"kv_cache_size_tokens": 100_000}, max_num_seqs=64)
+    stage.play(180, running=20, kv=0.6, tokens=600, finished=1, inter_token=0.03)
+    part = {"running": 20, "waiting": 8, "kv": 0.98, "tokens": 500, "finished": 1, "preemptions": 1.5}
+    reading = engine_of(stage.play(90, **part, inter_token=seconds)[-1])
+    assert reading.judgement.verdict == "preemption_thrash"
+    assert (reading.judgement.severity is Severity.CRITICAL) is told
+    named = {each.signal: each for each in reading.judgement.evidence}
+    assert ("inter_token_latency_mean_seconds" in named) is told
+    if told:
+        assert named["inter_token_latency_mean_seconds"].threshold == pytest.approx(0.06, rel=0.1)
