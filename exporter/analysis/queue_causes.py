@@ -45,6 +45,8 @@ _LEAST_PROMPTS: Final = 0.3
 _TIMES: Final = 4.0
 # A pool this full beside preemptions is what limits, even with all seats taken.
 _KV_TIGHT: Final = 0.95
+# Preemptions per finished request, as a share of those of a storm, that show a pool too small for its load.
+_MANY: Final = 0.25
 # A pool of which less is used, because the head does not fit, is too small for its prompts.
 _KV_WASTED: Final = 0.6
 # A pool this full all the time limits, whatever the head of the queue needs.
@@ -123,9 +125,14 @@ def _limit_of_running(s: Situation) -> str:
         return "kv_bound" if s.minute.counted > 0 and kv_is_tight else "seat_bound"
     if steps_are_full(s):
         return "prefill_bound"
-    if s.queue.has_room is False or (s.queue.kv_usage_mean or 0.0) >= _KV_FULL:
+    if s.queue.has_room is False or (s.queue.kv_usage_mean or 0.0) >= _KV_FULL or _preempts(s):
         return "kv_bound"
     return _by_elimination(s) or "queue_not_kv"
+
+
+def _preempts(s: Situation) -> bool:
+    """Whether preemptions are many per finished request: the pool is full again and again."""
+    return s.minute.counted > 1 and s.minute.counted >= _MANY * s.thresholds.thrash_ratio * s.minute.finished
 
 
 def _is_deferred(s: Situation) -> bool:

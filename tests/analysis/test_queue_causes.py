@@ -177,3 +177,13 @@ def test_requests_that_load_hold_the_blocks_for_which_others_are_preempted(defer
     stage.play(60, **BUSY)
     storm = QUEUE | {"waiting": 60, "deferred": deferred, "kv": 0.98, "preemptions": 2, "finished": 0.5}
     assert ("preemption_thrash" in verdicts(stage.play(90, **storm))) == expected
+
+
+@pytest.mark.parametrize(("preemptions", "verdict"), [(0.3, "kv_bound"), (0.0, "queue_not_kv")])
+def test_a_pool_that_preempts_is_short_whatever_its_mean_usage(preemptions, verdict):
+    """A long queue, and usage swings: room on average, none where it is needed."""
+    stage = Stage(cache=POOL)
+    stage.play(60, **BUSY)
+    swing = {"kv": lambda t: 0.99 if int(t) % 6 == 0 else 0.6, "preemptions": preemptions}
+    stage.play(90, **QUEUE | swing)
+    assert last(stage) == verdict

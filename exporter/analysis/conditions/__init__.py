@@ -32,7 +32,7 @@ ORDER: Final = (
     VerdictRule("seat_bound", queue.seat_bound, queue.nothing_finishes),
     VerdictRule("prefill_bound", queue.prefill_bound, queue.nothing_finishes),
     VerdictRule("queue_not_kv", queue.queue_not_kv, queue.nothing_finishes),
-    VerdictRule("preemption_light", preemption.preemption_rare),
+    VerdictRule("preemption_light", preemption.preemption_rare, is_warning=preemption.light_is_warning),
     VerdictRule("kv_pressure_rising", pressure.kv_pressure_rising),
     VerdictRule("kv_held_no_requests", pressure.kv_held_no_requests),
     VerdictRule("decode_slow", pressure.decode_slow, pressure.decode_slow_is_critical),

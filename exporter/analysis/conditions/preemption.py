@@ -219,16 +219,17 @@ def preemption_light(s: Situation, current: bool) -> tuple[Evidence, ...] | None
     """Some preemptions, and work gets done."""
     if not _preempts_lately(s, current) or _hardly_any(s, current):
         return None
-    if is_long(s) and not _many(s):  # then the queue says more
+    if is_long(s) and not _few_but_many_per_request(s):  # then the queue says more
         return None
     return _light_evidence(s)
 
 
-def _many(s: Situation) -> bool:
-    """Whether preemptions are many per finished request, and KV is what the queue waits for."""
+def _few_but_many_per_request(s: Situation) -> bool:
+    """Whether they come one by one in an engine of a few large requests, of which little finishes."""
     if s.queue_cause not in {None, "kv_bound", "queue_not_kv"}:
         return False
-    return s.long.preempted > 1 and s.long.preempted >= s.thresholds.thrash_leave_ratio * s.long.finished
+    ratio = s.thresholds.thrash_leave_ratio
+    return 1 < s.long.preempted <= _ONE_BY_ONE and s.long.preempted >= ratio * s.long.finished
 
 
 def light_is_warning(s: Situation) -> bool:
