@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from support import PROGRAMS_ONLY
 
 from exporter import cli
 
@@ -18,6 +19,12 @@ settings.load_profile("any machine")
 def pytest_addoption(parser):
     """``pytest --rewrite-golden`` writes the golden files anew; look at the difference before keeping it."""
     parser.addoption("--rewrite-golden", action="store_true", help="write golden files in place of comparing")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out folders whose tests all need programs, in a run without programs."""
+    without = "not programs" in config.option.markexpr
+    return True if without and collection_path.name in PROGRAMS_ONLY else None
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import PROGRAMS_ONLY
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exporter"
 # What computes and touches nothing: no clock, no file but its own tables, no network, no chance but its own.
@@ -274,6 +276,15 @@ def test_only_one_shot_talks_use_requests():
     """What runs beside vLLM all day does not load it."""
     users = {path.name for path in PACKAGE.glob("**/*.py") if "requests" in imports(path)}
     assert not users & {"cli.py", "serve.py", "client.py", "record.py", "check.py"}
+
+
+def test_what_a_quick_run_does_not_load_has_only_tests_of_programs():
+    """A test without the mark in these folders would never run."""
+    tests = [path for name in PROGRAMS_ONLY for path in (ROOT / "tests" / name).glob("test_*.py")]
+    assert len(tests) >= 7
+    assert [
+        path.name for path in tests if "\npytestmark = pytest.mark.programs\n" not in path.read_text()
+    ] == []
 
 
 def texts() -> list[Path]:
