@@ -67,7 +67,7 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
     facts = {name: each.get("value") for name, each in (status.get("limits") or {}).items()}
     facts["block_size"] = profile.block_size
     longest = _whole(facts.get("max_model_len")) or _LONGEST
-    prompts = _lengths(profile.prompt_tokens, "prompt", longest)
+    prompts = _lengths(profile.prompt_tokens, "prompt", max(1, longest - 1))  # longer ones are refused
     outputs = _stretched(_lengths(profile.output_tokens, "output", longest), profile, longest)
     assumed: list[str] = []
     engine = _engine(profile, facts, dict(overrides or {}), assumed)

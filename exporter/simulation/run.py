@@ -212,7 +212,10 @@ class Run:
                 arrivals.left(scheduler.now)
                 if gate is not None:
                     gate.left(number)
+        # Clients whose requests are all refused send again at once: only the effort ends that.
         while (at := arrivals.next_at()) is not None and at <= scheduler.sees:
+            if scheduler.effort >= scheduler.most_effort:
+                break
             request = arrivals.take()
             if request.abort_after is not None:
                 heapq.heappush(self._deadlines, (at + request.abort_after, request.id))
@@ -240,8 +243,8 @@ def simulate(
     """Run a workload and measure it after the ``warm_up``.
 
     It stops at the ``end`` (both in nanoseconds), when all requests have finished or none ever can, or when
-    it has taken the ``effort``: steps simulated one by one and requests added. The warm-up may take a third
-    of it.
+    it has taken the ``effort``: steps simulated one by one and requests that arrived. The warm-up may take a
+    third of it.
     """
     run = Run(engine, arrivals)
     if warm_up:

@@ -47,7 +47,7 @@ class Scheduler:
         # arrived up to this time: the start of the last step with async scheduling, otherwise its end.
         self.now = self.sees = 0
         self.totals = Counters()
-        # Steps simulated one by one and requests added, and the number after which `advance` stops: the cost.
+        # The cost: steps simulated one by one and requests that arrived, and how many may be before it stops.
         self.effort, self.most_effort = 0, math.inf
         self.finished: list[InFlight] = []  # since the caller last emptied this list
         # Called with each request whose context has just been computed, before its next token is counted: the
@@ -91,6 +91,7 @@ class Scheduler:
 
     def add(self, request: Request, arrival: int) -> InFlight | None:
         """Queue a request; return None if its prompt exceeds the model length."""
+        self.effort += 1
         limit = self.engine.max_model_len
         final = request.prompt_tokens + request.output_tokens
         if limit is not None:
@@ -98,7 +99,6 @@ class Scheduler:
                 self.totals.refused += 1
                 return None
             final = min(final, limit)
-        self.effort += 1
         live = InFlight(request, arrival, final)
         self.kv.enter(live)
         if self.kv.blocks(final - 1) > self.pool.size:

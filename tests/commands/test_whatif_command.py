@@ -70,6 +70,15 @@ def test_the_worst_moment_has_half_a_window_of_load_before_it(run, tmp_path):
     assert int(re.search(r"as seen in (\d+) s;", out)[1]) >= 30
 
 
+def test_a_recording_that_began_in_the_storm_is_read_over_a_full_window(run, tmp_path):
+    """Not over its first seconds, in which only short answers finished."""
+    storm = [poll for poll in real_recordings.polls(real_recordings.EXHAUSTION) if 20 <= poll.t < 95]
+    path = real_recordings.write_recording(tmp_path / "storm.jsonl.gz", *storm)
+    _, out, _ = run(path, *QUICK)
+    assert int(re.search(r"as seen in (\d+) s;", out)[1]) >= 30
+    assert 640 < int(re.search(r"answers of (\d+)", out)[1]) < 740
+
+
 def test_a_recording_as_json(run):
     """The table for programs; with a chosen moment and a combination."""
     status, out, _ = run(STORM, *QUICK, "--json", "--at", "90", "--try", "seats=16+pool=x2")

@@ -4,7 +4,7 @@ import pytest
 from support import real_recordings
 
 from exporter.commands import whatif
-from exporter.config import Config
+from exporter.config import Config, WhatIfConfig
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation.candidates import candidates
 from exporter.simulation.from_status import PresentError, present_from_status
@@ -174,3 +174,32 @@ def test_the_calm_are_calm():
     now = candidates(present.load, present.engine)[:1]
     result = forecast(present.load, now, observed=present.observed)
     assert result.present.figures["preemptions_per_minute"].mean == 0.0
+
+
+MANY = {"requests_waiting_mean": 1e9, "in_flight_median": 1e9, "in_flight_deviation": 0.0}
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        MANY,
+        {"arrivals_per_second": 1e9, "requests_finished": 6e10, "in_flight_deviation": 1e5},
+        {**MANY, "prompt_tokens": {"mean": 1e12, "buckets": [[1e15, 1.0], [None, 100.0]]}},
+        {**MANY, "steps": [[2.5, 5.0, *[1e15] * 4]]},
+        {**MANY, "steps": [[1.0, 5e-5, 50.0, 0.0, 3000.0]]},
+    ],
+    ids=["waiting", "arriving", "prompts", "counters", "short steps"],
+)
+def test_whatever_a_server_says_a_forecast_ends(load):
+    """After a bounded number of simulated steps, and it is not trusted where it cannot be the server."""
+    present = present_from_status(status(**load))
+    result = forecast(
+        present.load,
+        candidates(present.load, present.engine)[:2],
+        step_times=present.step_times[:2],
+        observed=present.observed,
+        thresholds=WhatIfConfig(seeds=1),
+    )
+    assert len(result.rows) == 1
+    if load.keys() >= MANY.keys():
+        assert result.calibration.trusted is False

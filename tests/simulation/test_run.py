@@ -1,6 +1,7 @@
 """Whole runs: what is measured, that it repeats everywhere, and that it is quick."""
 
 import hashlib
+import itertools
 import json
 import resource
 import subprocess
@@ -226,3 +227,20 @@ def test_memory_is_bounded_by_live_requests():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     simulate(engine, made((50, 400), (50, 400), 10.0, end=3 * HOUR // 4), end=3 * HOUR // 4)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3000  # KiB
+
+
+def test_a_run_ends_when_it_has_taken_its_effort():
+    """Steps simulated one by one and requests that arrived; a third at most to warm up."""
+    engine = Engine(num_gpu_blocks=50, block_size=16, max_num_seqs=8)
+    requests = (Request(i, 100, 200) for i in itertools.count())
+    run = simulate(engine, ClosedLoop(requests, 8), warm_up=10**15, end=10**18, effort=900)
+    assert 0 < run.finished < 900
+    assert run.steps > run.finished
+
+
+def test_clients_whose_requests_are_all_refused_do_not_send_without_end():
+    """Each is refused at once, and the client sends the next one."""
+    engine = Engine(num_gpu_blocks=50, block_size=16, max_num_seqs=8, max_model_len=64)
+    requests = (Request(i, 100, 200) for i in itertools.count())
+    run = simulate(engine, ClosedLoop(requests, 8), end=NANOSECONDS, effort=500)
+    assert (run.finished, run.refused) == (0, 500)
