@@ -1,7 +1,8 @@
 """Keeps the history, verdict and advice of one engine, and makes its reading after each poll. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from exporter.analysis import catalogue
@@ -85,6 +86,7 @@ class Engine:
         self._context: KvContext | None = None
         self._renewed_for: object = None
         self._renewed_at = 0.0
+        self._advise: Callable[[], Advice] | None = None
         self._forecast: EngineForecast | None = None
         self._forecast_of = 0  # the restarts before it: it is of this process
 
@@ -100,6 +102,12 @@ class Engine:
     def set_forecast(self, forecast: EngineForecast | None) -> None:
         """Rank the fixes by a forecast from the next poll on, or by cost without one."""
         self._forecast, self._forecast_of, self._renewed_for = forecast, self.history.restarts, None
+
+    def reconsidered(self) -> EngineReading | None:
+        """Return the last reading with the fixes ranked by the forecast that was set since."""
+        if self.reading is None or self._advise is None or self.reading.missing:
+            return self.reading
+        return replace(self.reading, advice=self._advise(), forecast=self._forecast)
 
     @property
     def gone(self) -> bool:
@@ -191,11 +199,15 @@ class Engine:
         if old or self._forecast_of != self.history.restarts:
             self.set_forecast(None)
         reason = (verdict, names, imbalanced, s.server_facts)
+        self._advise = partial(self._advice_of, s, verdict, names, imbalanced=imbalanced)
         if reason != self._renewed_for or s.t - self._renewed_at >= RENEW_SECONDS:
-            self._advice = advise(s, verdict, names, imbalanced=imbalanced, forecast=self._forecast)
+            self._advice = self._advise()
             self._gateway_limit = gateway_limit(s, verdict)
             self._context = context_per_request(s)
             self._renewed_for, self._renewed_at = reason, s.t
+
+    def _advice_of(self, s: Situation, verdict: str, names: tuple[str, ...], *, imbalanced: bool) -> Advice:
+        return advise(s, verdict, names, imbalanced=imbalanced, forecast=self._forecast)
 
 
 # An engine in these verdicts does not update its own baseline.

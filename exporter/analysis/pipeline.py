@@ -5,7 +5,7 @@ Keeps the state of the target between polls. Does no I/O and reads no clock: tim
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from exporter.analysis import catalogue
@@ -114,13 +114,23 @@ class Pipeline:
         if key in self._engines:
             self._engines[key].set_forecast(forecast)
 
+    def reconsidered(self, reading: TargetReading) -> TargetReading:
+        """Return the last reading with the fixes ranked by the forecasts that were set since."""
+        engines = {
+            key: self._engines[key].reconsidered() or engine for key, engine in reading.engines.items()
+        }
+        return replace(reading, engines=engines)
+
+    def load(self, key: EngineKey) -> LoadProfile | None:
+        """Compute the load profile of an engine; None without enough history."""
+        engine = self._engines.get(key)
+        if engine is None or engine.reading is None or key in self._missing or engine.ended:
+            return None
+        return profile(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
+
     def loads(self) -> Mapping[EngineKey, LoadProfile]:
         """Compute the load profile of each engine with enough history."""
-        loads = {
-            key: profile(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
-            for key, engine in self._engines.items()
-            if engine.reading is not None and key not in self._missing and not engine.ended
-        }
+        loads = {key: self.load(key) for key in self._engines}
         return {key: load for key, load in loads.items() if load is not None}
 
     def feed(

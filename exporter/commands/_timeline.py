@@ -4,15 +4,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from exporter.analysis.forecast_policy import ForecastPolicy
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.analysis.words import WORDS
+from exporter.commands._forecasts import forecast_due
 from exporter.config import Config, parse_facts
 from exporter.publish.status import engine_names
 from exporter.publish.terminal import inert
 from exporter.vllm.answers import from_header
 from exporter.vllm.recording import Header, read
 
-__all__ = ["SIGNALS", "describe_poll", "feed_recording"]
+__all__ = ["FORECASTS", "SIGNALS", "describe_poll", "feed_recording"]
+
+FORECASTS: Final = 2
+"""The most that `replay` makes of one recording; each takes a few seconds."""
 
 SIGNALS: Final = (
     "requests_running", "requests_waiting", "kv_usage_ratio", "kv_usage_max_ratio", "preemptions_per_second",
@@ -20,11 +25,18 @@ SIGNALS: Final = (
 )  # fmt: skip
 
 
-def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetReading, Pipeline]]:
+def feed_recording(
+    path: Path, config: Config, *, forecasts: int = 0
+) -> Iterator[tuple[float, TargetReading, Pipeline]]:
     """Yield, for each poll, its seconds since the first one, the reading after it, and the pipeline.
 
     The header's ``config`` counts as the operator's configuration, its ``arguments`` as the server's argument
     line, its ``probes`` as the server's answers.
+
+    Args:
+        path: of the recording.
+        config: the operator's.
+        forecasts: the most that are made on the way, by the policy of the sidecar.
 
     Raises:
         RecordingError: a line cannot be read; all polls before it were yielded.
@@ -38,12 +50,16 @@ def feed_recording(path: Path, config: Config) -> Iterator[tuple[float, TargetRe
     arguments = {**(config.engine.args or {}), **parse_facts(header.arguments, strict=False)[0]}
     pipeline = Pipeline(config.analysis, facts, header.interval, arguments)
     answers = from_header(header.probes)
+    policy = ForecastPolicy(forecasts)
     origin: float | None = None
     for poll in items:
         assert not isinstance(poll, Header)  # noqa: S101 (only the first item is one)
         origin = poll.t if origin is None else origin
         t = poll.t - origin
-        yield t, pipeline.feed(t, poll.body, poll.error, answers), pipeline
+        reading = pipeline.feed(t, poll.body, poll.error, answers)
+        if forecasts and forecast_due(t, reading, pipeline, policy, config.whatif):
+            reading = pipeline.reconsidered(reading)
+        yield t, reading, pipeline
 
 
 def describe_poll(t: float, reading: TargetReading) -> str:

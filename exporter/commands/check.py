@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import EngineReading
-from exporter.analysis.load_profile import LoadProfile
+from exporter.analysis.forecast import EngineForecast
+from exporter.analysis.forecast_policy import ForecastPolicy, too_little
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.commands._diagnosis import explain_error, explain_page
+from exporter.commands._forecasts import forecast_due
 from exporter.commands._options import ACCESS_LOG, POLLING, add_for, add_url, only_target
 from exporter.commands._outcome import ExitStatus
 from exporter.commands._progress import StatusLine, progress_bar
@@ -30,7 +32,6 @@ from exporter.simulation import worker
 from exporter.simulation.from_status import Present, PresentError, present_from_status
 from exporter.simulation.whatif import Forecast
 from exporter.vllm.client import MetricsClient
-from exporter.vllm.exposition import EngineKey
 from exporter.vllm.prober import Prober
 
 __all__ = ["add_arguments", "exit_status", "run", "shrink_windows"]
@@ -66,11 +67,14 @@ def run(options: argparse.Namespace, config: Config) -> int:
     only_target(config, "check")
     logging.getLogger().setLevel(logging.ERROR)  # the report has all of it
     progress = StatusLine()
-    last, loads = process.run(_watch(config, options.seconds, progress))
+    last, pipeline = process.run(_watch(config, options.seconds, progress))
     progress.end()
+    last = last and _with_forecasts(last, pipeline, config)
     reading, reason = (last.reading, _reason(last)) if last is not None else (None, None)
     grade = exit_status(reading, short=options.seconds < config.analysis.window)
-    status = status_object(shown_url(config.targets[0].url), reading, reading.t if reading else 0.0, loads)
+    status = status_object(
+        shown_url(config.targets[0].url), reading, reading.t if reading else 0.0, pipeline.loads()
+    )
     forecast = _forecast(config, status) if options.what_if else None
     if options.json:
         document = {"seconds": options.seconds, "exit_status": grade, **status}
@@ -96,8 +100,8 @@ def shrink_windows(analysis: AnalysisConfig, seconds: float) -> AnalysisConfig:
 
 async def _watch(
     config: Config, seconds: float, progress: Callable[[str], None]
-) -> tuple[PollOutcome | None, Mapping[EngineKey, LoadProfile]]:
-    """Return the last poll, None where none ended, and each engine's load; `progress` gets a line a poll."""
+) -> tuple[PollOutcome | None, Pipeline]:
+    """Return the last poll, None where none ended, and the pipeline; `progress` gets a line a poll."""
     target = config.targets[0]
     last: PollOutcome | None = None
     start = process.SYSTEM.monotonic()
@@ -118,7 +122,17 @@ async def _watch(
             await asyncio.gather(watcher.run(), prober.run())
     await client.close()
     await prober.close()
-    return last, pipeline.loads()
+    return last, pipeline
+
+
+def _with_forecasts(last: PollOutcome, pipeline: Pipeline, config: Config) -> PollOutcome:
+    """Simulate the load of each engine in trouble, and rank its fixes by that."""
+    with progress_bar(sys.stderr) as progress:
+        for key in last.reading.engines:
+            if too_little(load := pipeline.load(key)):
+                pipeline.set_forecast(key, EngineForecast.none(last.reading.t, too_little(load)))
+        forecast_due(last.reading.t, last.reading, pipeline, ForecastPolicy(), config.whatif, progress)
+    return replace(last, reading=pipeline.reconsidered(last.reading))
 
 
 def _reason(last: PollOutcome) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from exporter.commands._history import History
 from exporter.commands._outcome import CommandError, ExitStatus
-from exporter.commands._timeline import feed_recording
+from exporter.commands._timeline import FORECASTS, feed_recording
 from exporter.config import Config, add_flags
 from exporter.publish.status import poll_object
 from exporter.vllm.recording import RecordingError
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
     """Print what the recording holds; where a line is invalid, all before it."""
     history = History() if options.format == "text" else None
     try:
-        for t, reading, _ in feed_recording(options.file, config):
+        for t, reading, _ in feed_recording(options.file, config, forecasts=FORECASTS):
             if history is not None:
                 _print(history.note(t, reading))
             else:

@@ -129,7 +129,12 @@ def _forecast(options: argparse.Namespace, config: Config, name: str, present: P
         span = horizon(present.load, present.engine)[0], options.duration
     with progress_bar(sys.stderr) as progress:
         result = worker.forecast_engine(
-            present, config.whatif, tried=options.tried, span=span, jobs=options.jobs, progress=progress
+            present,
+            config.whatif,
+            tried=options.tried,
+            span=span,
+            jobs=options.jobs,
+            progress=progress,
         )
     if options.json:
         return json.dumps(worker.to_dict(name, present, result), indent=2, allow_nan=False)

@@ -16,7 +16,8 @@ from exporter.analysis.words import label, number
 from exporter.vllm.exposition import EngineKey
 
 __all__ = [
-    "choose_engine", "effects", "engine_names", "inputs_of", "poll_object", "status_object", "verdicts",
+    "choose_engine", "effects", "engine_names", "inputs_of", "poll_object", "question",
+    "status_object", "verdicts",
 ]  # fmt: skip
 
 # Digits after the point: enough for a token's microseconds, and no noise of floating point.
@@ -185,10 +186,7 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
         "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],
         "forecast": _forecast(engine, now),
         "will_not_help": [{"fix": each.fix, "reason": each.reason} for each in engine.advice.rejected],
-        "limits": {
-            name: {"value": value, "source": engine.server_facts.source.get(name, "")}
-            for name, value in engine.server_facts.facts.items()
-        },
+        "limits": _limits(engine),
         "saturation": {name: round(value, _DIGITS) for name, value in engine.saturation.items()},
         "age_seconds": round(now - engine.seen_at, 3),
         "missing": engine.missing,
@@ -197,6 +195,18 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
         "duplicates": sorted(engine.duplicates),
         "kv_capacity_is_estimate": engine.signals.kv_capacity_is_estimate,
         "load": None if load is None else load.to_dict(),
+    }
+
+
+def question(engine: EngineReading, load: LoadProfile) -> dict[str, Any]:
+    """Return what a simulation needs to know of an engine, as in the status document."""
+    return {"load": load.to_dict(), "limits": _limits(engine), "fixes": list(map(_fix, engine.advice.fixes))}
+
+
+def _limits(engine: EngineReading) -> dict[str, Any]:
+    facts = engine.server_facts
+    return {
+        name: {"value": value, "source": facts.source.get(name, "")} for name, value in facts.facts.items()
     }
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from exporter.simulation.load import Load, fitting_seats
 from exporter.simulation.settings import Engine
 
-__all__ = ["NOW", "Candidate", "candidates", "parse_candidate", "scaled_pool"]
+__all__ = [
+    "ASSUMED_POOLS", "NOW", "Candidate", "parse_candidate", "scaled_pool", "seats_at", "singles",
+    "watermark_at",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +21,15 @@ class Candidate:
     replicas: int = 1  # servers that share the load, per server of today
     fixes: tuple[str, ...] = ()  # names of fixes, each of which makes this change
     note: str = ""  # requirements or assumptions
+    value: float | None = None  # of the setting that is changed
 
 
 NOW: Final = "as it is now"
+ASSUMED_POOLS: Final[Mapping[str, float]] = {
+    "raise_gpu_memory_utilization": 1.1, "fp8_kv_cache": 2.0, "raise_tensor_parallel": 2.0,
+}  # fmt: skip
+"""How many times as many tokens the pool holds after a fix, where the server's sizes are not known."""
+_SINCE: Final = "needs vLLM {} or newer"
 
 
 def scaled_pool(engine: Engine, factor: float) -> Engine:
@@ -29,66 +37,76 @@ def scaled_pool(engine: Engine, factor: float) -> Engine:
     return replace(engine, num_gpu_blocks=max(2, round(engine.usable_blocks * factor) + 1))
 
 
-def candidates(load: Load, engine: Engine) -> tuple[Candidate, ...]:
-    """Return the single changes worth simulating for an engine under a load; the first one is no change."""
+def singles(engine: Engine, pools: Mapping[str, float], replicas: int = 1) -> tuple[Candidate, ...]:
+    """Return the single changes of an engine that have no value to search for.
+
+    Args:
+        engine: as it is.
+        pools: how many times as many tokens the pool holds after each fix about memory; see `ASSUMED_POOLS`.
+        replicas: more servers that share the load.
+    """
     return (
-        Candidate(NOW, engine),
-        *_pool(engine),
-        *_seats(load, engine),
-        *_admission(engine),
+        *_pools(engine, pools),
+        *_switches(engine),
         Candidate(
-            "one more replica", engine, 2, ("add_replicas",), "assumes that 2 servers share the load equally"
+            f"{replicas} more replica{'s' if replicas > 1 else ''}",
+            engine,
+            1 + replicas,
+            ("add_replicas",),
+            f"assumes that {1 + replicas} servers share the load equally",
+            replicas,
         ),
         *_batch(engine),
     )
+
+
+def seats_at(engine: Engine, seats: int) -> Candidate:
+    """Return the engine with another number of seats."""
+    fix = "lower_max_num_seqs" if seats < engine.max_num_seqs else "raise_max_num_seqs"
+    tokens = max(seats, engine.max_num_batched_tokens)
+    changed = replace(engine, max_num_seqs=seats, max_num_batched_tokens=tokens)
+    return Candidate(f"max_num_seqs {seats}", changed, 1, (fix,), "", seats)
+
+
+def watermark_at(engine: Engine, share: float) -> Candidate:
+    """Return the engine with another watermark."""
+    changed = replace(engine, watermark=share)
+    return Candidate(f"watermark {share:g}", changed, 1, ("set_watermark",), _SINCE.format("0.24"), share)
 
 
 def _change(engine: Engine, label: str, fix: str, note: str = "", **settings: Any) -> Candidate:
     return Candidate(label, replace(engine, **settings), 1, (fix,), note)
 
 
-def _pool(engine: Engine) -> Iterator[Candidate]:
-    for factor, fixes, note in (
-        (1.1, ("raise_gpu_memory_utilization",), "assumes that the GPU has room for it"),
-        (2.0, ("fp8_kv_cache", "raise_tensor_parallel"), "assumes that the step time does not change"),
-    ):
-        yield Candidate(f"pool x{factor:g}", scaled_pool(engine, factor), 1, fixes, note)
+def _pools(engine: Engine, pools: Mapping[str, float]) -> Iterator[Candidate]:
+    by_factor: dict[float, list[str]] = {}
+    for fix, factor in pools.items():
+        by_factor.setdefault(factor, []).append(fix)
+    for factor, fixes in sorted(by_factor.items()):
+        note = "assumes that the GPU has room for it and that the step time does not change"
+        yield Candidate(f"pool x{factor:g}", scaled_pool(engine, factor), 1, tuple(fixes), note)
 
 
-def _seats(load: Load, engine: Engine) -> Iterator[Candidate]:
-    """Yield several seat counts: those that fit by arithmetic, parts of what can run, and twice as many."""
-    fitting = fitting_seats(load, engine)
-    plateau = min(engine.max_num_seqs, load.clients or engine.max_num_seqs, 2 * fitting)
-    for seats in sorted({fitting, plateau * 3 // 4, plateau // 2, plateau // 4}, reverse=True):
-        if 1 <= seats < engine.max_num_seqs:
-            yield _change(engine, f"max_num_seqs {seats}", "lower_max_num_seqs", max_num_seqs=seats)
-    more = 2 * engine.max_num_seqs
-    tokens = max(more, engine.max_num_batched_tokens)
-    label = f"max_num_seqs {more}"
-    yield _change(engine, label, "raise_max_num_seqs", max_num_seqs=more, max_num_batched_tokens=tokens)
-
-
-def _admission(engine: Engine) -> Iterator[Candidate]:
-    since = "needs vLLM {} or newer"
-    for share in (0.01, 0.05, 0.1):
-        if share > engine.watermark:
-            label = f"watermark {share:g}"
-            yield _change(engine, label, "set_watermark", since.format("0.24"), watermark=share)
+def _switches(engine: Engine) -> Iterator[Candidate]:
     if not engine.enable_prefix_caching:
         yield _change(engine, "prefix caching on", "enable_prefix_caching", enable_prefix_caching=True)
     if not engine.reserve_full_prompt:
-        label, note = "whole prompts reserved", since.format("0.19")
+        label, note = "whole prompts reserved", _SINCE.format("0.19")
         yield _change(engine, label, "reserve_full_prompt", note, reserve_full_prompt=True)
 
 
 def _batch(engine: Engine) -> Iterator[Candidate]:
     now = engine.max_num_batched_tokens
     for tokens, fix in (
-        (now * 4, "raise_max_num_batched_tokens"),
-        (now // 4, "lower_max_num_batched_tokens"),
+        (now * 2, "raise_max_num_batched_tokens"),
+        (now // 2, "lower_max_num_batched_tokens"),
     ):
         if tokens >= engine.max_num_seqs:
-            yield _change(engine, f"max_num_batched_tokens {tokens}", fix, max_num_batched_tokens=tokens)
+            label, changed = (
+                f"max_num_batched_tokens {tokens}",
+                replace(engine, max_num_batched_tokens=tokens),
+            )
+            yield Candidate(label, changed, 1, (fix,), "", tokens)
 
 
 def parse_candidate(text: str, engine: Engine) -> Candidate:

@@ -48,6 +48,7 @@ class Present:
     assumed: tuple[str, ...] = ()  # unknown settings and their defaults, as sentences
     known: tuple[str, ...] = ()  # known settings with their sources: ``max_num_seqs 64 (argument line)``
     sentence: str = ""  # load and settings, for a person
+    fixes: tuple[Mapping[str, Any], ...] = ()  # those that are advised, with the numbers they rest on
 
 
 def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Present:
@@ -82,7 +83,8 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
         f"{describe_load(found.load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
     )
     known = _sources(status.get("limits") or {}, overrides or {})
-    return Present(found.load, engine, step_times, observed, (*assumed, *found.assumed), known, sentence)
+    fixes, assumptions = tuple(status.get("fixes") or ()), (*assumed, *found.assumed)
+    return Present(found.load, engine, step_times, observed, assumptions, known, sentence, fixes)
 
 
 def _sources(limits: Mapping[str, Mapping[str, Any]], overrides: Mapping[str, Any]) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "change": row.candidate.label,
         "fixes": list(row.candidate.fixes),
+        "value": row.candidate.value,
         "note": row.candidate.note,
         "verdict": row.verdict,
         "score": row.score,

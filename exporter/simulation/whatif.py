@@ -23,6 +23,7 @@ __all__ = [
     "NO_HELP",
     "PRESENT",
     "SUFFICES",
+    "UNCERTAIN",
     "WORSE",
     "Calibration",
     "Comparison",
@@ -33,12 +34,14 @@ __all__ = [
     "Row",
     "forecast",
     "horizon",
+    "ratios",
     "spread",
     "work",
 ]
 
 SUFFICES: Final = "suffices"
 HELPS: Final = "helps"
+UNCERTAIN: Final = "uncertain"
 NO_HELP: Final = "does not help"
 WORSE: Final = "makes it worse"
 PRESENT: Final = "now"
@@ -119,6 +122,7 @@ def forecast(  # noqa: PLR0913 -- all but two by name
     span: tuple[float, float] | None = None,
     observed: Observed | None = None,
     thresholds: WhatIfConfig = WhatIfConfig(),  # noqa: B008 -- frozen
+    effort: float | None = None,
     mapper: Callable[[Callable[[Job], Result], Iterable[Job]], Iterable[Result]] = map,
     progress: Callable[[int, int], None] | None = None,
 ) -> Forecast:
@@ -133,6 +137,7 @@ def forecast(  # noqa: PLR0913 -- all but two by name
         observed: What the real server did, if known.
         thresholds: Thresholds of the verdicts, and the number of runs of each change; all changes get the
             same seeds and so the same requests.
+        effort: of each run, see `simulate`; by default a share of a fixed effort.
         mapper: ``map``, or that of a process pool, for `work`.
         progress: Called after each run with the number of finished runs and of all runs.
 
@@ -144,7 +149,7 @@ def forecast(  # noqa: PLR0913 -- all but two by name
     plan = [(step_times[0], seed) for seed in range(1, thresholds.seeds + 1)]
     plan += [(step_time, 1) for step_time in step_times[1:]]
     keys = list(dict.fromkeys((change.engine, change.replicas) for change in changes))
-    effort = max(_LEAST_EFFORT, _EFFORT // (len(keys) * len(plan)))
+    effort = effort or max(_LEAST_EFFORT, _EFFORT // (len(keys) * len(plan)))
     jobs = [
         Job(replace(engine, step_time=step_time), load, replicas, seed, warm_up, duration, effort)
         for engine, replicas in keys
@@ -177,7 +182,7 @@ def _row(
     """Compare the runs of a change with those of the present; None if it is the present."""
     figures = figures_of(results, now, change.replicas, thresholds.seeds)
     stuck = next((r.stuck for r in results if r.stuck), None)
-    throughput, latency = _ratios(figures)
+    throughput, latency = ratios(figures)
     score = throughput / latency if latency else 0.0
     verdict = PRESENT
     if now is not None:
@@ -185,36 +190,45 @@ def _row(
     return Row(change, figures, score, verdict, stuck)
 
 
-def _ratios(figures: Mapping[str, Figure]) -> tuple[float, float]:
-    """Return throughput and latency as ratios to now; 1 if unknown."""
+def ratios(figures: Mapping[str, Figure], which: str = "ratio") -> tuple[float, float]:
+    """Return throughput and latency as ratios to now, or their extremes over all runs; 1 if unknown."""
 
     def ratio(name: str) -> float:
-        figure = figures.get(name)
-        return 1.0 if figure is None or figure.ratio is None else figure.ratio
+        value: float | None = getattr(figures[name], which) if name in figures else None
+        return 1.0 if value is None else value
 
     p50, p95 = ratio("e2e_p50_seconds"), ratio("e2e_p95_seconds")
     return ratio("output_tokens_per_second"), float((p50 * p95) ** 0.5)
 
 
 def _verdict(figures: Mapping[str, Figure], now: Mapping[str, Figure], thresholds: WhatIfConfig) -> str:
-    """Return the verdict. Throughput and latency decide, never the preemptions alone."""
-    throughput, latency = _ratios(figures)
+    """Return the verdict: of all step times together, or that they disagree.
+
+    Throughput and latency decide, never the preemptions alone. With the extremes of both, a change can do
+    harm or good in some run; twice the noise counts there, because an extreme is further off than a mean.
+    """
     noise = max(thresholds.noise, spread(now.get("output_tokens_per_second")))
-    if throughput < 1 - noise:
-        return WORSE
-    if latency > 1 + thresholds.slower and throughput <= 1 + noise:
-        return WORSE
-    if _cured(figures, now, thresholds):
-        return SUFFICES
+    throughput, latency = ratios(figures)
+    (fewest, fastest), (most, slowest) = ratios(figures, "ratio_least"), ratios(figures, "ratio_most")
+    harm = fewest < 1 - 2 * noise or (slowest > 1 + thresholds.slower + noise and fewest <= 1 + noise)
+    good = most > 1 + 2 * noise or fastest < 1 - 2 * noise
+    if throughput < 1 - noise or (latency > 1 + thresholds.slower and throughput <= 1 + noise):
+        return UNCERTAIN if good and most > 1 + noise else WORSE
     if throughput > 1 + noise or latency < 1 - noise:
-        return HELPS
-    return NO_HELP
+        if harm or (fewest < 1 and slowest > 1):
+            return UNCERTAIN
+        return SUFFICES if _cured(figures, now, thresholds) else HELPS
+    if harm or good:
+        return UNCERTAIN
+    return SUFFICES if _cured(figures, now, thresholds) else NO_HELP
 
 
 def _cured(figures: Mapping[str, Figure], now: Mapping[str, Figure], thresholds: WhatIfConfig) -> bool:
-    """Return whether the change ends the preemptions, or the queue if there were none."""
+    """Return whether preemptions and queue are over in all runs, if there was one of the two."""
+    trouble = False
     for name, limit in (("preemptions_per_request", thresholds.preempted), ("waiting", thresholds.queued)):
         before, after = now.get(name), figures.get(name)
-        if before is not None and before.mean > limit:
-            return after is not None and after.mean <= limit
-    return False
+        trouble |= before is not None and before.mean > limit
+        if before is None or after is None or max(after.most, before.mean * (after.ratio_most or 0)) > limit:
+            return False
+    return trouble

@@ -6,7 +6,7 @@ from support import real_recordings
 from exporter.commands import whatif
 from exporter.config import Config, WhatIfConfig
 from exporter.publish.status import choose_engine, status_object
-from exporter.simulation.candidates import candidates
+from exporter.simulation.candidates import NOW, Candidate, watermark_at
 from exporter.simulation.from_status import PresentError, present_from_status
 from exporter.simulation.timing import StepTime
 from exporter.simulation.whatif import forecast
@@ -150,8 +150,7 @@ def test_the_present_of_a_real_server_is_simulated_or_not_trusted(name, trusted)
     shown = whatif._status_of_recording(path, None, Config())
     _, engine = choose_engine(shown, None)
     present = present_from_status(engine)
-    now = candidates(present.load, present.engine)[:1]
-    result = forecast(present.load, now, observed=present.observed)
+    result = forecast(present.load, [Candidate(NOW, present.engine)], observed=present.observed)
     assert result.calibration.trusted is trusted
     if trusted:
         figures = result.present.figures
@@ -171,8 +170,7 @@ def test_the_calm_are_calm():
         reading = fed.feed(poll.t, poll.body, poll.error)
     _, engine = choose_engine(status_object("", reading, reading.t, fed.loads()), None)
     present = present_from_status(engine)
-    now = candidates(present.load, present.engine)[:1]
-    result = forecast(present.load, now, observed=present.observed)
+    result = forecast(present.load, [Candidate(NOW, present.engine)], observed=present.observed)
     assert result.present.figures["preemptions_per_minute"].mean == 0.0
 
 
@@ -195,7 +193,7 @@ def test_whatever_a_server_says_a_forecast_ends(load):
     present = present_from_status(status(**load))
     result = forecast(
         present.load,
-        candidates(present.load, present.engine)[:2],
+        [Candidate(NOW, present.engine), watermark_at(present.engine, 0.05)],
         step_times=present.step_times[:2],
         observed=present.observed,
         thresholds=WhatIfConfig(seeds=1),

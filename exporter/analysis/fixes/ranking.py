@@ -13,6 +13,8 @@ __all__ = ["by_cost", "by_forecast", "explain", "merge"]
 
 # Gains that differ by less than this share are similar: then the cheaper fix comes first.
 _SIMILAR: Final = 0.1
+# How the simulation begins what does not match.
+_WARNING: Final = "do not trust this forecast: "
 # Settings whose value the simulation chooses; rules of thumb about them yield to it.
 _SIMULATED: Final = frozenset({"lower_max_num_seqs", "raise_max_num_seqs", "set_watermark"})
 
@@ -25,7 +27,7 @@ def merge(advised: dict[str, FixAdvice], rejected: dict[str, str], forecasts: It
     for one in forecasts:
         before = advised.get(one.fix)
         if one.outcome in {"no_help", "worse"}:
-            if before is not None or one.fix in rejected:
+            if before is not None or (one.fix in rejected and one.fix in _SIMULATED):
                 rejected[one.fix] = one.sentence
             advised.pop(one.fix, None)
         elif before is not None or (one.helps and one.fix in _SIMULATED and one.fix in rejected):
@@ -86,10 +88,10 @@ def explain(verdict: str, forecast: EngineForecast | None, ranked: Iterable[FixA
     if forecast is None:
         return "Ordered by cost, without gains: the load has not been simulated yet."
     if not forecast.trusted:
-        return f"Ordered by cost, without gains: {forecast.sentence}."
+        return f"Ordered by cost, without gains: {forecast.sentence.removeprefix(_WARNING)}."
     costs = {catalogue.load().fixes[one.fix].cost for one in ranked if one.forecast and one.forecast.helps}
     ends = {
         frozenset(): " No change that was simulated helps.",
         frozenset({COSTS[-1]}): " Of the simulated changes only more hardware helps.",
     }
-    return f"Ranked by a simulation of this load: {forecast.sentence}.{ends.get(frozenset(costs), '')}"
+    return f"Ranked by a simulation of this load, which matches the server.{ends.get(frozenset(costs), '')}"
