@@ -551,8 +551,13 @@ def test_the_sidecar_shows_what_it_watches(tmp_path):
     """The real command: verdict, history and its own cost."""
     with Server(recorded()) as vllm, Command(tmp_path, "--target.url", vllm.url, *FAST, *ANYWHERE) as command:
         until(lambda: command.metric("vllm_pressure_up") == 1, "up")
-        text = until(lambda: "Healthy" in command.get("/") and Document(command.get("/")).text, "healthy")
-        assert f"Polls {vllm.url} : up" in text
+        up = f"Polls {vllm.url} : up"
+
+        def healthy() -> str:
+            text = Document(command.get("/")).text
+            return text if "Healthy" in text and up in text else ""
+
+        text = until(healthy, "healthy and up on one page")
         assert re.search(r"Polls \d+, \d+ failed, \d+ skipped", text)  # a busy machine skips some
         (target,) = json.loads(command.get("/api/v1/history"))["targets"]
         (engine,) = target["engines"].values()
