@@ -17,7 +17,7 @@ from exporter.simulation.workload import Lengths, Request, random_requests
 __all__ = ["Load", "fitting_seats", "held_tokens", "moments", "observed_loads"]
 
 # More waiting requests change nothing in a simulation; more requests per second are no load of one engine.
-_MOST_WAITING: Final = 2000
+_MOST_WAITING: Final = 3000
 _MOST_PER_SECOND: Final = 2000.0
 _LONGEST_PREFIX: Final = 1 << 20
 # Below this share of the variance that random arrivals would have, the load is a closed loop.

@@ -20,7 +20,7 @@ The simulation takes time only for what changes in a step, and skips steps in wh
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from exporter.simulation.counters import Counters
 from exporter.simulation.in_flight import InFlight, State, WaitingQueue
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler"]
 
+# The cost of queueing a request, in steps.
+_QUEUEING_EFFORT: Final = 0.1
+
 
 class Scheduler:
     """The scheduler of one engine."""
@@ -47,8 +50,8 @@ class Scheduler:
         # arrived up to this time: the start of the last step with async scheduling, otherwise its end.
         self.now = self.sees = 0
         self.totals = Counters()
-        # The cost: steps simulated one by one and requests that arrived, and how many may be before it stops.
-        self.effort, self.most_effort = 0, math.inf
+        # The cost, in steps simulated one by one, and after how much of it `advance` stops.
+        self.effort, self.most_effort = 0.0, math.inf
         self.finished: list[InFlight] = []  # since the caller last emptied this list
         # Called with each request whose context has just been computed, before its next token is counted: the
         # first one, or (``first`` is set) the first one after a preemption.
@@ -91,14 +94,15 @@ class Scheduler:
 
     def add(self, request: Request, arrival: int) -> InFlight | None:
         """Queue a request; return None if its prompt exceeds the model length."""
-        self.effort += 1
         limit = self.engine.max_model_len
         final = request.prompt_tokens + request.output_tokens
         if limit is not None:
             if request.prompt_tokens >= limit:
+                self.effort += 1
                 self.totals.refused += 1
                 return None
             final = min(final, limit)
+        self.effort += _QUEUEING_EFFORT
         live = InFlight(request, arrival, final)
         self.kv.enter(live)
         if self.kv.blocks(final - 1) > self.pool.size:

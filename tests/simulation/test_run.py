@@ -230,7 +230,7 @@ def test_memory_is_bounded_by_live_requests():
 
 
 def test_a_run_ends_when_it_has_taken_its_effort():
-    """Steps simulated one by one and requests that arrived; a third at most to warm up."""
+    """Steps simulated one by one; a third at most to warm up."""
     engine = Engine(num_gpu_blocks=50, block_size=16, max_num_seqs=8)
     requests = (Request(i, 100, 200) for i in itertools.count())
     run = simulate(engine, ClosedLoop(requests, 8), warm_up=10**15, end=10**18, effort=900)
