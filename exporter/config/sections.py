@@ -286,7 +286,7 @@ class WhatIfConfig(Section):
     """Forecasts: how much is simulated, and the thresholds of their verdicts."""
 
     seeds: int = option(3, whole(1, 100), "simulations per change; their spread is shown")
-    time_limit: float = option(60.0, duration(1, HOUR), "time limit of a forecast requested from `serve`")
+    time_limit: float = option(300.0, duration(1, HOUR), "time limit of a forecast of `serve`, which leaves most of the CPU to its polls")
     noise: float = option(0.03, number(0, 1), "changes smaller than this share count as no change")
     slower: float = option(0.1, number(0, 10), "a latency increase above this share, without more throughput, is worse")
     preempted: float = option(0.1, number(0, 10), "preemptions per request below which there is no harm; healthy runs had 0.07")

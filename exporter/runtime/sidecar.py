@@ -27,6 +27,7 @@ from exporter.publish.web.forecasts import Forecasts
 from exporter.runtime import logs, reload
 from exporter.runtime.fleet import SECTIONS as FLEET_SECTIONS
 from exporter.runtime.fleet import Fleet, Watched
+from exporter.runtime.forecaster import Forecaster
 from exporter.runtime.process import SYSTEM, freeze_settled, raise_file_limit, stop_signal
 
 __all__ = ["FleetViews", "Sidecar", "run"]
@@ -113,7 +114,8 @@ class Sidecar:
         process = ProcessCollector(registry=None)
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.views = FleetViews(self._fleet, self._own, process)  # the state as it is shown
-        self._forecasts = Forecasts(self.views.status_of_one, config.whatif)
+        self._forecasts = Forecasts(self.views.status_of_one, config.whatif, SYSTEM.monotonic)
+        self._forecaster = Forecaster(self._fleet, self._forecasts)
         # Hands another configuration to the parts.
         self.reloader = reload.Reloader(config, load, self._users(), self._note_reload)
         scrape, page = Scrape(self.views.tables, process), Page(self.views.page, SYSTEM.monotonic)
@@ -138,12 +140,15 @@ class Sidecar:
         url = await self._server.start()
         raise_file_limit(self.reloader.config)
         self._pushing = asyncio.create_task(self._notifier.run())
-        self._tasks = [asyncio.create_task(job) for job in (freeze_settled(self._fleet), self.reloader.run())]
+        self._tasks = [asyncio.create_task(job) for job in self._jobs()]
         self._fleet.start()
         several = self._fleet.several
         target = f"{len(self._fleet)} targets" if several else next(iter(self._fleet)).url
         log.info("serving url=%s target=%s version=%s", url, target, __version__)
         return url
+
+    def _jobs(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        return freeze_settled(self._fleet), self.reloader.run(), self._forecaster.run()
 
     async def stop(self) -> None:
         """Stop polling, then close the listener: the last state stays readable to the end."""

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -262,7 +263,7 @@ def test_whatif_reads_a_running_exporter(watched, run):
         status, out, err = run(url, *QUICK)
         assert (status, err) == (0, "")
         assert re.match(r"engine 0: 4\d requests at a time", out)
-        assert "assumed:" not in out  # the server exposes its settings
+        assert "(unknown)" not in out  # the server exposes its settings
 
 
 @pytest.mark.long
@@ -289,12 +290,17 @@ def test_an_unknown_engine_is_404(watched):
     assert (status, document["error"]) == (404, "wanted one of the engines 0, got 9")
 
 
+def made_of(document, **limits):
+    """The answer to a request, and the forecasts, of an exporter with this status."""
+    own = forecasts.Forecasts(lambda: document, WhatIfConfig(**limits), lambda: 7.0)
+    return asyncio.run(own.answer(SimpleNamespace(query={}))), own
+
+
 @pytest.mark.long
-def test_a_forecast_that_takes_too_long_is_stopped(watched, monkeypatch):
+def test_a_forecast_that_takes_too_long_is_stopped(watched):
     """504 after the time limit; the process is gone."""
     _, sidecar = watched
-    own = forecasts.Forecasts(sidecar.views.status_of_one, WhatIfConfig(time_limit=0.05))
-    answer = asyncio.run(own._answer(None))
+    answer, own = made_of(sidecar.views.status_of_one(), time_limit=0.05)
     assert answer.status == 504
     assert "whatif.time_limit" in json.loads(answer.body)["error"]
     assert own._process is None
@@ -302,22 +308,47 @@ def test_a_forecast_that_takes_too_long_is_stopped(watched, monkeypatch):
 
 def test_without_data_there_is_no_forecast():
     """Before the first poll, and while nothing has finished."""
-    empty = forecasts.Forecasts(lambda: {"targets": [{"engines": {}}]}, WhatIfConfig())
-    assert asyncio.run(empty._answer(None)).status == 404
-    idle = forecasts.Forecasts(lambda: {"targets": [{"engines": {"0": {"load": None}}}]}, WhatIfConfig())
-    answer = asyncio.run(idle._answer(None))
+    assert made_of({"targets": [{"engines": {}}]})[0].status == 404
+    answer, _ = made_of({"targets": [{"engines": {"0": {"load": None}}}]})
     assert answer.status == 409
     assert "has not seen it at work yet" in json.loads(answer.body)["error"]
 
 
 def test_a_forecast_that_fails_is_logged(caplog):
     """500, with the end of the process's errors in the log."""
-    broken = forecasts.Forecasts(
-        lambda: {"targets": [{"engines": {"0": {"load": {"steps": "none"}}}}]}, WhatIfConfig()
-    )
-    assert asyncio.run(broken._answer(None)).status == 500
+    answer, _ = made_of({"targets": [{"engines": {"0": {"load": {"steps": "none"}}}}]})
+    assert answer.status == 500
     assert "forecast failed" in caplog.text
     assert "ValueError" in caplog.text
+
+
+def test_the_last_forecast_is_shown_with_its_age_and_given_to_whom_it_concerns(monkeypatch):
+    """No second process starts for it."""
+    times, runs, told = iter([0.0, 10.0, 40.0, 40.0]), [], []
+
+    async def simulated(self, question):
+        runs.append(json.loads(question))
+        return {"engine": "0", "candidates": []}
+
+    monkeypatch.setattr(forecasts.Forecasts, "_run", simulated)
+    own = forecasts.Forecasts(
+        lambda: {"targets": [{"engines": {"0": {"load": {}, "limits": {}, "fixes": []}}}]},
+        WhatIfConfig(),
+        lambda: next(times),
+    )
+    own.made = lambda *what: told.append(what[:2])
+    answers = [asyncio.run(own.answer(SimpleNamespace(query={}))) for _ in range(2)]
+    ages = [json.loads(answer.body)["age_seconds"] for answer in answers]
+    assert ages == [0.0, 30.0]
+    assert len(runs) == 1
+    assert told == [("", "0")]
+
+
+def test_the_process_leaves_the_working_directory_alone(tmp_path, monkeypatch):
+    """A file of the name of a module there is not run."""
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    assert made_of({"targets": [{"engines": {"0": {"load": None}}}]})[0].status == 409
 
 
 @pytest.mark.long

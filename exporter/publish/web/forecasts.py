@@ -1,9 +1,10 @@
-"""``/api/v1/whatif``: forecasts on request, each in a process of its own, one at a time."""
+"""``/api/v1/whatif``: the last forecast of an engine; each is made by a process of its own, one at a time."""
 
 import asyncio
 import contextlib
 import json
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -19,56 +20,85 @@ __all__ = ["PATH", "Forecasts"]
 log = logging.getLogger(__name__)
 
 PATH: Final = "/api/v1/whatif"
+_KEPT_SECONDS: Final = 600.0
+_MOST_KEPT: Final = 64
 _HEADERS: Final = {"Cache-Control": "no-store"}
 
 
 class Forecasts:
-    """Forecasts the effect of each fix. Nothing runs without a request."""
+    """Forecasts the effect of each fix, one at a time, and keeps the last one of each engine."""
 
-    def __init__(self, status: Callable[..., Mapping[str, Any]], config: WhatIfConfig) -> None:
+    def __init__(
+        self, status: Callable[..., Mapping[str, Any]], config: WhatIfConfig, clock: Callable[[], float]
+    ) -> None:
         """Prepare; `status` returns the state of the target of a name and may raise LookupError."""
         self._status = status
         self.config = config  # thresholds, and the time limit of a forecast
+        self.made: Callable[[str, str, Mapping[str, Any]], None] | None = None  # is told of each forecast
+        self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
-        self._busy = False
+        self._lock = asyncio.Lock()
+        self._last: dict[tuple[str, str], tuple[float, Mapping[str, Any]]] = {}
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer one GET: the forecast for ``?engine=NAME``, by default for the engine that preempts most.
 
-        With several targets ``?target=HOST:PORT`` chooses one.
+        With several targets ``?target=HOST:PORT`` chooses one. The last forecast is shown with its age; a new
+        one is made where there is none, or it is old.
         """
-        if self._busy:
-            return _error(429, "another forecast is under way", **{"Retry-After": "10"})
-        self._busy = True
-        try:
-            return await self._answer(request.query.get("engine"), request.query.get("target"))
-        finally:
-            self._busy = False
-
-    async def _answer(self, name: str | None, target: str | None = None) -> web.Response:
+        target, name = request.query.get("target"), request.query.get("engine")
         try:
             document = self._status() if target is None else self._status(target)
             chosen, engine = choose_engine(document["targets"][0], name)
         except LookupError as problem:
             return _error(404, str(problem))
-        limit = self.config.time_limit
-        try:
-            status = {key: engine.get(key) for key in ("load", "limits")}
-            question = {"engine": chosen, "status": status, "limits": asdict(self.config)}
-            forecast = await asyncio.wait_for(self._run(json.dumps(question).encode()), limit)
-        except TimeoutError:
-            return _error(504, f"the forecast took longer than {limit:g} s (whatif.time_limit)")
-        if forecast is None:
-            return _error(500, "the forecast failed; see the exporter's log")
-        if "error" in forecast:
-            return _error(409, forecast["error"])
-        return web.json_response(forecast, headers=_HEADERS)
+        at, known = self._last.get((target or "", chosen), (-math.inf, {}))
+        age = self._clock() - at
+        if age < _KEPT_SECONDS:
+            return web.json_response({**known, "age_seconds": round(age, 3)}, headers=_HEADERS)
+        if self._lock.locked():
+            return _error(429, "another forecast is under way", **{"Retry-After": "10"})
+        return await self._answer(target or "", chosen, engine)
+
+    async def _answer(self, target: str, name: str, engine: Mapping[str, Any]) -> web.Response:
+        status = {key: engine.get(key) for key in ("load", "limits", "fixes")}
+        forecast = await self.make(target, name, status)
+        code = forecast.get("status")
+        if code is not None:
+            return _error(code, forecast["error"])
+        return web.json_response({**forecast, "age_seconds": 0.0}, headers=_HEADERS)
+
+    async def make(self, target: str, name: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Simulate an engine by its status; the result of a failure has an ``error`` and a ``status``."""
+        async with self._lock:
+            limit = self.config.time_limit
+            request = {"engine": name, "status": status, "limits": asdict(self.config)}
+            forecast: Mapping[str, Any] | None
+            try:
+                forecast = await asyncio.wait_for(self._run(json.dumps(request).encode()), limit)
+            except TimeoutError:
+                why = f"the forecast took longer than {limit:g} s (whatif.time_limit)"
+                forecast = {"error": why, "status": 504}
+            if forecast is None:
+                forecast = {"error": "the forecast failed; see the exporter's log", "status": 500}
+            elif "error" in forecast:
+                forecast = {"status": 409, **forecast}
+            else:
+                self._keep(target, name, forecast)
+            if self.made is not None:
+                self.made(target, name, forecast)
+            return forecast
+
+    def _keep(self, target: str, name: str, forecast: Mapping[str, Any]) -> None:
+        self._last[target, name] = self._clock(), forecast
+        while len(self._last) > _MOST_KEPT:
+            del self._last[next(iter(self._last))]
 
     async def _run(self, question: bytes) -> dict[str, Any] | None:
         """Run `exporter.simulation.worker` as a process, which does not outlive the request."""
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "exporter.simulation.worker", stdin=pipe, stdout=pipe, stderr=pipe
+            sys.executable, "-P", "-m", "exporter.simulation.worker", stdin=pipe, stdout=pipe, stderr=pipe
         )
         try:
             out, err = await process.communicate(question)

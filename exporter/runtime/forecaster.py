@@ -1,0 +1,61 @@
+"""Forecasts of the engines in trouble, in the background, one at a time."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from exporter.analysis.forecast import EngineForecast
+from exporter.analysis.forecast_policy import ForecastPolicy
+from exporter.publish.status import engine_names, question
+from exporter.publish.web.forecasts import Forecasts
+from exporter.runtime.fleet import Fleet, Watched
+
+__all__ = ["Forecaster"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY: Final = 1.0
+
+
+class Forecaster:
+    """Gives the pipelines the forecasts that are due, and those that somebody asked for."""
+
+    def __init__(self, fleet: Fleet, forecasts: Forecasts) -> None:
+        """Prepare, without starting anything."""
+        self._fleet = fleet
+        self._forecasts = forecasts
+        self._policies: WeakKeyDictionary[Watched, ForecastPolicy] = WeakKeyDictionary()
+        forecasts.made = self._made
+
+    async def run(self) -> None:
+        """Forecast what is due, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            for watched in list(self._fleet):
+                try:
+                    await self._look(watched)
+                except Exception:  # a fault of ours must not end the forecasts
+                    log.exception("cannot forecast target=%s", watched.url)
+
+    async def _look(self, watched: Watched) -> None:
+        reading = watched.reading
+        if reading is None or not reading.up:
+            return
+        policy = self._policies.setdefault(watched, ForecastPolicy())
+        for name, engine in engine_names(reading).items():
+            load = policy.due(reading.t, engine, lambda key=engine.key: watched.pipeline.load(key))  # type: ignore[misc]
+            if load is not None:
+                await self._forecasts.make(watched.target.name, name, question(engine, load))
+
+    def _made(self, target: str, name: str, document: Mapping[str, Any]) -> None:
+        """Give a forecast to the pipeline of its engine; it is of the last reading."""
+        for watched in self._fleet:
+            if watched.reading is None or (self._fleet.several and watched.target.name != target):
+                continue
+            engine = engine_names(watched.reading).get(name)
+            if engine is not None:
+                made = EngineForecast.from_dict(document, watched.reading.t)
+                watched.pipeline.set_forecast(engine.key, made)
+                return
