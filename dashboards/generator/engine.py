@@ -310,32 +310,38 @@ def _impact() -> Row:
     )
 
 
+def _by_fix(name: str) -> str:
+    """Return a metric of each fix, with the labels of the table's columns."""
+    return by(
+        (*ENGINE, "server", "fix", "flag", "effect"), copied(named(ours(name)), "fix", "flag", "effect")
+    )
+
+
 def _fix() -> Row:
     return Row(
         "Fix: what to change",
         [
             table(
                 "Recommended changes, best first",
-                "Fixes for each engine's verdict, in order of rank. The exporter's page and its command "
-                "check add the numbers for the flags and the fixes that will not help; the runbook lists "
-                "the risks.",
-                Query(
-                    or_else(
-                        by(
-                            (*ENGINE, "server", "fix", "flag", "effect"),
-                            copied(named(ours("fix_rank")), "fix", "flag", "effect"),
-                        ),
-                        copied(nothing("fix"), "fix", "flag", "effect"),
-                    ),
-                    instant=True,
-                    form="table",
+                "Fixes for each engine's verdict in order of rank, with the value for the flag, and tokens/s "
+                "after the change / now where a simulation matches the server. The exporter's page and its "
+                "command check add the fixes that will not help; the runbook lists the risks.",
+                *(
+                    Query(expr, instant=True, form="table")
+                    for expr in (
+                        or_else(_by_fix("fix_rank"), copied(nothing("fix"), "fix", "flag", "effect")),
+                        _by_fix("fix_value"),
+                        _by_fix("fix_gain_ratio"),
+                    )
                 ),
                 columns=[
-                    Column("Value", "Rank", 60, look={"decimals": 0}),
+                    Column("Value #A", "Rank", 60, look={"decimals": 0}),
                     Column("server", "Server", 115),
                     Column("engine", "Engine", 65, unit=AS_TEXT),
                     Column("fix", "Change", 250, [FIXES], look=WRAPPED),
                     Column("flag", "Flag of vLLM", 240, [FLAGS], look=WRAPPED),
+                    Column("Value #B", "Value", 75),
+                    Column("Value #C", "Tokens/s after / now", 90, look={"decimals": 2}),
                     Column("effect", "Effect on the KV cache", None, [EFFECTS], look=WRAPPED),
                 ],
                 sort=("Rank", False),

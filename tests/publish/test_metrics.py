@@ -11,7 +11,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 from support import bodies, real_recordings
 from support.metrics_text import text_of
+from support.scenes import Stage
 
+from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio
 from exporter.analysis.pipeline import Pipeline
 from exporter.analysis.signals import Signals
 from exporter.config import AnalysisConfig
@@ -478,3 +480,23 @@ def test_the_whole_text_is_as_it_was(name, golden, monkeypatch):
     about, polls = self_metrics.ExporterMetrics(), self_metrics.PollCounts()
     polls.poll(0.02, 1000 if reading.error is None else None, reading.error, interval=1.0)
     golden(name, text_of(collector(reading), about, polls))
+
+
+def of_fixes(reading, names):
+    """Series with these names, by name and fix."""
+    found = series(scrape(reading)).items()
+    return {(name, dict(labels)["fix"]): value for (name, labels), value in found if name in names}
+
+
+def test_the_first_fixes_have_their_value_and_a_gain_only_by_a_forecast():
+    """A flag without a number has none, and neither has a fix that was not simulated."""
+    stage = Stage(cache={"kv_cache_size_tokens": 9568, "block_size": 32, "cache_dtype": "auto"})
+    storm = {"running": 20, "waiting": 12, "kv": 0.98, "tokens": 300, "finished": 0.5, "preemptions": 2}
+    reading = stage.play(60, **storm)[-1]
+    names = [PREFIX + name for name in ("fix_value", "fix_gain_ratio")]
+    assert of_fixes(reading, names) == {(names[0], "set_watermark"): 0.05}
+    helped = FixForecast("set_watermark", "helps", 0.08, Ratio(1.1, 1.2, 1.3))
+    key = next(iter(reading.engines))
+    stage.pipeline.set_forecast(key, EngineForecast(60.0, True, "they match", (helped,)))
+    reading = stage.play(1, **storm)[-1]
+    assert of_fixes(reading, names) == {(names[0], "set_watermark"): 0.08, (names[1], "set_watermark"): 1.2}

@@ -21,10 +21,11 @@ __all__ = [
 ]  # fmt: skip
 
 # No engine has more series than this, whatever holds.
-SERIES_PER_ENGINE: Final = 80
+SERIES_PER_ENGINE: Final = 88
 # More findings or fixes than these are not exported; they stand in the API and on the page.
 MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
+_MOST_VALUES: Final = 3
 _ENGINE: Final = ("model_name", "engine")
 _INFO: Final = ("vllm_version", "cache_dtype", "block_size")
 
@@ -50,6 +51,8 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine."),
     MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the best."),
     MetricRow("gateway_limit_requests", "gauge", _ENGINE, "Requests to allow at once at a gateway: the most that ran without preemption, where more are in flight now. Absent where unknown or of no use."),
+    MetricRow("fix_value", "gauge", (*_ENGINE, "fix"), "Value for the flag of each advised fix. Absent where none is known."),
+    MetricRow("fix_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after each advised fix / now, by a simulation that matches the server. Absent without one."),
     MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
     MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is reachable where an engine can be read."),
     MetricRow("target_severity", "gauge", (), "The worst severity of the target, its engines and its models: 0 none, 1 info, 2 warning, 3 critical."),
@@ -103,6 +106,14 @@ _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, flo
     "gateway_limit_requests": lambda engine: (
         [] if engine.gateway_limit is None else [("", float(engine.gateway_limit))]
     ),
+    "fix_value": lambda engine: [
+        (advice.fix, float(advice.value))
+        for advice in engine.advice.fixes[:_MOST_VALUES]
+        if isinstance(advice.value, int | float)
+    ],
+    "fix_gain_ratio": lambda engine: [
+        (advice.fix, advice.gain) for advice in engine.advice.fixes[:_MOST_VALUES] if advice.gain is not None
+    ],
     "saturation_ratio": lambda engine: engine.saturation.items(),
 }
 # The same of a target.
