@@ -16,10 +16,9 @@ __all__ = ["profile"]
 
 # The shortest window with this many finished requests describes the present best.
 _ENOUGH: Final = 50
-# The window is the longest of these shares of it in which the load is about the same in both halves, so that
-# the calm before a storm is no part of it.
-_SHARES: Final = (1.0, 0.8, 0.65, 0.5, 0.35, 0.2)
-_SHORTEST: Final = 30.0
+# The window is the longest of these shares of it in which about as many requests run in both halves, so that
+# the calm before a storm is no part of it; soon after a change it is too short for a forecast.
+_SHARES: Final = (1.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1)
 _SAME_SHARE: Final = 0.2
 _SAME_REQUESTS: Final = 2.0
 
@@ -66,19 +65,19 @@ def profile(history: History, capacity: float | None, thresholds: AnalysisConfig
 
 
 def _steady(history: History, start: int) -> int:
-    """Return the start of the longest part of a window, up to now, in which the load is steady."""
+    """Return the start of the longest part of a window, up to now, in which about as many requests run.
+
+    A queue may grow meanwhile: an overload is steady as well.
+    """
     t, seconds = history.times[-1], history.span(start)
-    shortest = history.window_start(t - _SHORTEST)
     for share in _SHARES:
         begin = history.window_start(t - share * seconds)
-        if begin >= shortest:
-            break
-        requests = _in_flight(history, begin)
+        requests = [each for each in history.columns["requests_running"][begin:] if not math.isnan(each)]
         middle = len(requests) // 2
         halves = [sum(half) / len(half) for half in (requests[:middle], requests[middle:]) if half]
         if halves and max(halves) - min(halves) <= max(_SAME_REQUESTS, _SAME_SHARE * max(halves)):
-            return begin
-    return max(start, shortest)
+            break
+    return begin
 
 
 def _in_flight(history: History, start: int) -> list[float]:

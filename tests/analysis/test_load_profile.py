@@ -50,6 +50,18 @@ def test_few_requests_are_told_from_a_longer_window():
     assert seen(stage).window_seconds == pytest.approx(199, abs=1)
 
 
+def test_the_calm_before_is_no_part_of_the_load():
+    """12 s after three requests became twelve the window has no more than these 12 s; after 60 s it is whole."""
+    stage = Stage(cache=CACHE, max_num_seqs=64)
+    stage.play(60, running=3, waiting=0, kv=0.2, tokens=100, finished=1)
+    stage.play(12, running=12, waiting=20, kv=0.9, tokens=400, finished=2)
+    load = seen(stage)
+    assert 5 < load.window_seconds <= 13
+    assert load.requests_running_mean == 12
+    stage.play(50, running=12, waiting=lambda t: 20 + t, kv=0.9, tokens=400, finished=2)
+    assert seen(stage).window_seconds == pytest.approx(60, abs=1)
+
+
 def test_an_engine_that_told_too_little_is_left_out():
     """One poll has no rates."""
     stage = Stage(cache=CACHE)
