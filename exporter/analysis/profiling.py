@@ -16,10 +16,11 @@ __all__ = ["profile"]
 
 # The shortest window with this many finished requests describes the present best.
 _ENOUGH: Final = 50
-# The window is the longest of these shares of it in which about as many requests run in both halves, so that
+# The window is the longest of these shares of it in which the load is steady, so that
 # the calm before a storm is no part of it; soon after a change it is too short for a forecast.
 _SHARES: Final = (1.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1)
-_SAME_SHARE: Final = 0.2
+_SAME_RUNNING: Final = 0.2
+_SAME_IN_FLIGHT: Final = 0.12
 _SAME_REQUESTS: Final = 2.0
 
 
@@ -65,19 +66,30 @@ def profile(history: History, capacity: float | None, thresholds: AnalysisConfig
 
 
 def _steady(history: History, start: int) -> int:
-    """Return the start of the longest part of a window, up to now, in which about as many requests run.
+    """Return the start of the longest part of a window, up to now, in which the load is steady.
 
-    A queue may grow meanwhile: an overload is steady as well.
+    As many requests run in both halves, and what is in flight has not jumped. It may grow evenly: an overload
+    is steady as well.
     """
     t, seconds = history.times[-1], history.span(start)
     for share in _SHARES:
         begin = history.window_start(t - share * seconds)
-        requests = [each for each in history.columns["requests_running"][begin:] if not math.isnan(each)]
-        middle = len(requests) // 2
-        halves = [sum(half) / len(half) for half in (requests[:middle], requests[middle:]) if half]
-        if halves and max(halves) - min(halves) <= max(_SAME_REQUESTS, _SAME_SHARE * max(halves)):
+        in_flight = _in_flight(history, begin)
+        early, late = _means([each for each in history.columns["requests_running"][begin:] if each >= 0], 2)
+        first, middle, last = _means(in_flight, 3)
+        if abs(late - early) <= max(_SAME_REQUESTS, _SAME_RUNNING * max(early, late)) and abs(
+            middle - (first + last) / 2
+        ) <= max(_SAME_REQUESTS, _SAME_IN_FLIGHT * max(first, middle, last)):
             break
     return begin
+
+
+def _means(values: list[float], parts: int) -> list[float]:
+    """Return the means of equal parts in a row; 0 for each where there are fewer values than parts."""
+    size = len(values) // parts
+    if not size:
+        return [0.0] * parts
+    return [sum(values[i * size : (i + 1) * size]) / size for i in range(parts)]
 
 
 def _in_flight(history: History, start: int) -> list[float]:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import requests
 
+from exporter.analysis.forecast_policy import too_little
 from exporter.commands._options import only_target
 from exporter.commands._outcome import CommandError, ExitStatus, UsageError
 from exporter.commands._progress import progress_bar
@@ -192,7 +193,7 @@ def _status_of_recording(path: Path, at: float | None, config: Config) -> Mappin
     in shorter recordings.
     """
     window = config.analysis.window
-    worst: tuple[float, ...] = ()
+    worst: tuple[float, ...] = (False,)
     status: Mapping[str, Any] | None = None
     recent: deque[tuple[float, float]] = deque()
     for t, reading, pipeline in feed_recording(path, config):
@@ -209,8 +210,12 @@ def _status_of_recording(path: Path, at: float | None, config: Config) -> Mappin
         halves = [[held for at_, held in recent if at_ > t - span] for span in (window / 2, window)]
         in_flight = [sum(half) / len(half) for half in halves]
         weight = (t >= window, min(t, window / 2), preemptions, *in_flight) if at is None else (t,)
-        if reading.up and weight >= worst and (loads := pipeline.loads()):
-            worst, status = weight, status_object(str(path), reading, reading.t, loads)
+        if not reading.up or (weight < worst[1:] and worst[0]) or not (loads := pipeline.loads()):
+            continue
+        # A load that has just begun is no basis, whatever came before it.
+        full = at is not None or any(not too_little(load) for load in loads.values())
+        if (full, *weight) >= worst:
+            worst, status = (full, *weight), status_object(str(path), reading, reading.t, loads)
     if status is None:
         raise PresentError(f"{path}: no engine at work in it")
     return status

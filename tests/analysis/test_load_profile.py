@@ -51,7 +51,7 @@ def test_few_requests_are_told_from_a_longer_window():
 
 
 def test_the_calm_before_is_no_part_of_the_load():
-    """12 s after three requests became twelve the window has no more than these 12 s; after 60 s it is whole."""
+    """12 s after three requests became twelve the window has at most these 12 s; after 60 s it is whole."""
     stage = Stage(cache=CACHE, max_num_seqs=64)
     stage.play(60, running=3, waiting=0, kv=0.2, tokens=100, finished=1)
     stage.play(12, running=12, waiting=20, kv=0.9, tokens=400, finished=2)
