@@ -69,8 +69,21 @@ def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
     """
     ranks = f"min by (fix) ({series.last('fix_rank', '%s')}{within})"
     first = asked(f"sort(bottomk({FIXES_SHOWN}, {ranks}))")
-    line = fix_line("{{ . | value }}", _titles(entry.fixes))
+    line = _numbers(series) + fix_line("{{ . | value }}", _titles(entry.fixes), gain="{{ $gain }}")
     return f"\n{{{{- with {first} }}}}\n{FIXES_HEAD}\n{{{{- range . }}}}\n{line}\n{{{{- end }}}}{{{{ end }}}}"
+
+
+def _numbers(series: Series) -> str:
+    """Return code that reads the value and the gain of the fix of a line, with their words."""
+    code = '{{- $fix := . | label "fix" }}{{- $value := "" }}{{- $gain := "" }}\n'
+    for variable, name, words in (
+        ("value", "fix_value", " %v"),
+        ("gain", "fix_gain_ratio", " [tokens/s %.2fx]"),
+    ):
+        found = f"query (printf `max({series.last(name, 'fix=%q,%s')})` $fix $of)"
+        put = f'{{{{- ${variable} = . | first | value | printf "{words}" }}}}'
+        code += f"{{{{- with {found} }}}}{put}{{{{ end }}}}\n"
+    return code
 
 
 def _titles(fixes: Iterable[str]) -> str:
@@ -81,14 +94,20 @@ def _titles(fixes: Iterable[str]) -> str:
     return f'{{{{ with . | label "fix" }}}}{chosen}{{{{ end }}}}'
 
 
-def _title(name: str) -> str:
+def _title(name: str, *, ranked: bool = True) -> str:
     fix = catalogue.load().fixes[name]
-    return fix_line("", fix.title, fix.flag and fix.flag.split()[0], restarts=fix.restarts).removeprefix(". ")
+    flag = fix.flag
+    if flag and "{value}" in flag:
+        flag = flag.split()[0] + ("{{ $value }}" if ranked else "")
+    return fix_line("", fix.title, flag, restarts=fix.restarts).removeprefix(". ")
 
 
 def fixes_of(entry: Verdict | Finding) -> tuple[str, ...]:
     """Return the fixes of an entry without ranks: the first ones of the catalogue."""
-    return tuple(fix_line(rank, _title(name)) for rank, name in enumerate(entry.fixes[:FIXES_SHOWN], start=1))
+    return tuple(
+        fix_line(rank, _title(name, ranked=False))
+        for rank, name in enumerate(entry.fixes[:FIXES_SHOWN], start=1)
+    )
 
 
 def one_of(label: str, there: str, missing: str) -> str:

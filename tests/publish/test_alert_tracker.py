@@ -13,6 +13,7 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.relief import limit_words, relief
 from exporter.config import AlertmanagerConfig
+from exporter.publish.alerts import table
 from exporter.publish.alerts.tracker import LIFETIMES, ActiveAlerts, Notice
 from exporter.rules import sidecar
 from exporter.rules.options import Options
@@ -410,3 +411,10 @@ def test_an_alert_outlives_an_exporter_that_starts_anew():
     """Untold it lasts longer than a start, a verdict and the hold time take together."""
     config = AlertmanagerConfig()
     assert LIFETIMES * config.resend_interval - config.resend_interval > config.hold + 60.0
+
+
+def test_the_line_of_a_fix_has_the_gain_of_a_forecast_and_none_without():
+    """The rules print the same words."""
+    assert table.gain_words(None) == ""
+    line = table.fix_line(1, "Cap", "--max-num-seqs 16", restarts=True, gain=table.gain_words(1.304))
+    assert line == "1. Cap (--max-num-seqs 16) [restart] [tokens/s 1.30x]"

@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from exporter.analysis.catalogue import Verdict
+from exporter.analysis.catalogue import Verdict, load
+from exporter.analysis.forecast import FORECAST_VERDICTS
 from exporter.publish.alerts.table import alerts
 from support.promtool_series import TARGET, VLLM_TARGET
 
@@ -122,9 +123,19 @@ def verdict(name: str, number: int = 0) -> str:
 
 
 def ranks(entry: Verdict, number: int = 0) -> dict[str, str]:
-    """Return ranked fixes, not in alphabetical order, including one that the verdict does not have."""
+    """Return ranked fixes, not in alphabetical order, including one that the verdict does not have.
+
+    Those whose flag takes a value have one, and the best one has a gain where a forecast can give it.
+    """
     fixes = ["lower_max_model_len", *entry.fixes[:3]]
     ranked = {
+        of("vllm_pressure_fix_value", pod(number), **ENGINE, fix=fix): "0.05"
+        for fix in fixes
+        if "{value}" in (load().fixes[fix].flag or "")
+    }
+    if entry.name in FORECAST_VERDICTS:
+        ranked[of("vllm_pressure_fix_gain_ratio", pod(number), **ENGINE, fix=fixes[-1])] = "1.304"
+    ranked |= {
         of("vllm_pressure_fix_rank", pod(number), **ENGINE, fix=fix): str(rank)
         for rank, fix in enumerate(reversed(fixes), start=1)
     }

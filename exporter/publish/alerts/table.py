@@ -15,7 +15,8 @@ from exporter.analysis.words import WORDS
 
 __all__ = [
     "DASHBOARDS", "FIXES_HEAD", "FIXES_SHOWN", "IDENTITY", "NUMBERS", "PAGE_SHARE", "RUNBOOK_BASE",
-    "WORST_ENGINE", "Alert", "alerts", "dashboard_url", "description", "fix_line", "runbook_url", "subject",
+    "WORST_ENGINE", "Alert", "alerts", "dashboard_url", "description", "fix_line", "gain_words",
+    "runbook_url", "subject",
 ]  # fmt: skip
 
 _REPOSITORY: Final = "https://github.com/vllm-preemption-exporter/vllm-preemption-exporter"
@@ -113,9 +114,16 @@ def subject(scope: Scope, *, model: str = "", engine: str = "", where: str = "")
     return names[scope] + where
 
 
-def fix_line(rank: int | str, title: str, flag: str | None = None, *, restarts: bool = False) -> str:
-    """Return the line of one fix: ``1. Cap the seats (--max-num-seqs 16) [restart]``."""
-    return f"{rank}. {title}" + (f" ({flag})" if flag else "") + (" [restart]" if restarts else "")
+def fix_line(
+    rank: int | str, title: str, flag: str | None = None, *, restarts: bool = False, gain: str = ""
+) -> str:
+    """Return the line of one fix: ``1. Cap the seats (--max-num-seqs 16) [restart] [tokens/s 1.30x]``."""
+    return f"{rank}. {title}" + (f" ({flag})" if flag else "") + (" [restart]" if restarts else "") + gain
+
+
+def gain_words(gain: float | None) -> str:
+    """Return the words of a fix's gain; empty where no forecast gives one."""
+    return "" if gain is None else f" [tokens/s {gain:.2f}x]"
 
 
 def description(
