@@ -90,6 +90,9 @@ class EngineForecast:
     trusted: bool  # whether the simulated present matches the server
     sentence: str  # how well it matches, or why there is no forecast
     fixes: tuple[FixForecast, ...] = ()  # each fix once, the best value of those that were simulated
+    # What preemptions cost now: tokens that are computed again, per second and of all computed ones.
+    recomputed_per_second: float | None = None
+    recomputed_ratio: float | None = None
 
     @classmethod
     def none(cls, at: float, why: str) -> "EngineForecast":
@@ -101,9 +104,14 @@ class EngineForecast:
         """Read the JSON document of a simulation, or of its error, from readings of a time."""
         if "error" in document:
             return cls.none(at, str(document["error"]))
-        calibration = document["calibration"]
+        calibration, now = document["calibration"], document.get("now", {}).get("figures", {})
         return cls(
-            at, calibration["trusted"] is True, calibration["sentence"], _best_of(document["candidates"])
+            at,
+            calibration["trusted"] is True,
+            calibration["sentence"],
+            _best_of(document["candidates"]),
+            now.get("recomputed_tokens_per_second", {}).get("mean"),
+            now.get("recomputed_ratio", {}).get("mean"),
         )
 
 

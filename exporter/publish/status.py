@@ -166,7 +166,13 @@ def _forecast(engine: EngineReading, now: float) -> dict[str, Any] | None:
     made = engine.forecast
     if made is None:
         return None
-    return {"trusted": made.trusted, "sentence": made.sentence, "age_seconds": round(now - made.at, 3)}
+    shown = {"trusted": made.trusted, "sentence": made.sentence, "age_seconds": round(now - made.at, 3)}
+    cost = {
+        "recomputed_tokens_per_second": made.recomputed_per_second,
+        "recomputed_ratio": made.recomputed_ratio,
+    }
+    known = {name: round(value, 3) for name, value in cost.items() if value is not None and made.trusted}
+    return shown | known
 
 
 def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict[str, Any]:

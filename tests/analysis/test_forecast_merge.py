@@ -8,6 +8,7 @@ from support.scenes import Stage, engine_of, situation
 from exporter.analysis import catalogue
 from exporter.analysis.fixes import advise
 from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio
+from exporter.publish.status import status_object
 
 POOL = {"kv_cache_size_tokens": 299 * 32, "block_size": 32, "cache_dtype": "auto"}
 STORM = {"running": 20, "waiting": 12, "kv": 0.98, "tokens": 300, "finished": 0.5, "preemptions": 2}
@@ -171,7 +172,9 @@ def test_the_best_of_several_simulated_values_is_the_forecast_of_a_fix():
         row(["fp8_kv_cache", "raise_tensor_parallel"], "does not help", 1.0),
         row([], "helps", 3.0),
     ]
-    made = EngineForecast.from_dict({"calibration": calibration, "candidates": rows}, AT)
+    now = {"figures": {"recomputed_tokens_per_second": {"mean": 700.0}, "recomputed_ratio": {"mean": 0.38}}}
+    made = EngineForecast.from_dict({"calibration": calibration, "now": now, "candidates": rows}, AT)
+    assert (made.recomputed_per_second, made.recomputed_ratio) == (700.0, 0.38)
     assert {each.fix: (each.outcome, each.value) for each in made.fixes} == {
         "lower_max_num_seqs": ("helps", 12),
         "fp8_kv_cache": ("no_help", None),
@@ -189,3 +192,18 @@ def test_few_fixes_can_do_harm():
         "lower_max_num_seqs",
         "raise_max_num_batched_tokens",
     }
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_cost_of_preemptions_is_shown_by_a_forecast_that_matches(trusted):
+    """Tokens computed again, per second and of all."""
+    stage = stage_of_a_storm()
+    made = EngineForecast(AT, trusted, "they match", (), 700.0, 0.38)
+    stage.pipeline.set_forecast(engine_of(stage.readings[-1]).key, made)
+    reading = stage.play(1, **STORM)[-1]
+    (engine,) = status_object("http://a", reading, reading.t)["engines"].values()
+    known = {"recomputed_tokens_per_second": 700.0, "recomputed_ratio": 0.38} if trusted else {}
+    assert (
+        engine["forecast"]
+        == {"trusted": trusted, "sentence": "they match", "age_seconds": reading.t - AT} | known
+    )
