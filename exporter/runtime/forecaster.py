@@ -43,11 +43,12 @@ class Forecaster:
         reading = watched.reading
         if reading is None or not reading.up:
             return
+        target = watched.target.name if self._fleet.several else ""  # as the API is asked
         policy = self._policies.setdefault(watched, ForecastPolicy())
         for name, engine in engine_names(reading).items():
             load = policy.due(reading.t, engine, lambda key=engine.key: watched.pipeline.load(key))  # type: ignore[misc]
             if load is not None:
-                await self._forecasts.make(watched.target.name, name, question(engine, load))
+                await self._forecasts.make(target, name, question(engine, load))
 
     def _made(self, target: str, name: str, document: Mapping[str, Any]) -> None:
         """Give a forecast to the pipeline of its engine; it is of the last reading."""

@@ -1,6 +1,7 @@
 """The sidecar forecasts the engines in trouble, and its pipelines rank the fixes by that."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -50,12 +51,16 @@ def made(monkeypatch):
 
     def run(*targets):
         async def looked():
-            own = Forecaster(Fleet(targets), Forecasts(dict, WhatIfConfig(), lambda: 0.0))
+            forecasts = Forecasts(lambda: {"targets": [{"engines": {"0": {}}}]}, WhatIfConfig(), lambda: 0.0)
+            own = Forecaster(Fleet(targets), forecasts)
             task = asyncio.create_task(own.run())
             for _ in range(50):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
+            if asked:  # the API shows the forecast that was made in the background
+                answer = await forecasts.answer(SimpleNamespace(query={}))
+                assert (answer.status, json.loads(answer.body)["age_seconds"]) == (200, 0.0)
 
         asyncio.run(looked())
         return asked
