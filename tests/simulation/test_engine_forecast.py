@@ -48,8 +48,8 @@ def little(monkeypatch):
     "load",
     [
         Load(PROMPTS, ANSWERS, clients=10**9),
-        Load(PROMPTS, ANSWERS, rate=1e18),
-        Load(PROMPTS, ANSWERS, rate=200.0),
+        pytest.param(Load(PROMPTS, ANSWERS, rate=1e18), marks=pytest.mark.long),
+        pytest.param(Load(PROMPTS, ANSWERS, rate=200.0), marks=pytest.mark.long),
         Load(Lengths.between(1, 10**6), Lengths.between(1, 10**9), clients=64),
         Load(PROMPTS, ANSWERS, clients=64, prefixes=1, prefix_tokens=10**9),
     ],

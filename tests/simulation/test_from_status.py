@@ -183,8 +183,8 @@ MANY = {"requests_waiting_mean": 1e9, "in_flight_median": 1e9, "in_flight_deviat
         MANY,
         {"arrivals_per_second": 1e9, "requests_finished": 6e10, "in_flight_deviation": 1e5},
         {**MANY, "prompt_tokens": {"mean": 1e12, "buckets": [[1e15, 1.0], [None, 100.0]]}},
-        {**MANY, "steps": [[2.5, 5.0, *[1e15] * 4]]},
-        {**MANY, "steps": [[1.0, 5e-5, 50.0, 0.0, 3000.0]]},
+        pytest.param({**MANY, "steps": [[2.5, 5.0, *[1e15] * 4]]}, marks=pytest.mark.long),
+        pytest.param({**MANY, "steps": [[1.0, 5e-5, 50.0, 0.0, 3000.0]]}, marks=pytest.mark.long),
     ],
     ids=["waiting", "arriving", "prompts", "counters", "short steps"],
 )
