@@ -314,7 +314,8 @@ class _Carried:
 
     def value(self, total: float) -> float:
         """Return the counter's value for the sum of the present sources, which falls at a restart."""
-        if total < self.total and (self.added > 0 or total + self.added < 0):
+        restarted = total < self.total and (self.added > 0 or total + self.added < 0)
+        if restarted or total + self.added > names.LARGEST:
             self.added = 0.0
             self.left.clear()
         self.total = total

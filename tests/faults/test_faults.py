@@ -155,8 +155,6 @@ MISLEADING = {
     "a counter beyond all bounds": (with_body(telling({"num_preemptions_total": "1e300"})), 1, 0),
     "a counter that is no number": (with_body(telling({"num_preemptions_total": "1_0"})), 1, 1),
     "every series twice": (with_body(lambda server: server.text() * 2), 1, 0),
-    # All that may be remembered of one server, with the two that were seen above.
-    "10,000 label sets": (with_body(series(10_000)), 254, 9000),
 }
 
 
@@ -297,6 +295,19 @@ def test_what_misleads_succeeds_and_counts_nowhere(patient, mode, engines, left_
     assert len(text) < 4 * MIB
     assert max(map(len, text.splitlines())) < 1000
     patient.settled()
+
+
+def test_of_ten_thousand_engines_as_many_as_fit_are_shown_and_the_live_one_returns(tmp_path):
+    """Those that are gone make room, the true one as well: it begins again."""
+    with watching(tmp_path, "--poll.timeout", "20s") as made:
+        made.server.mode = with_body(series(10_000))
+        until(lambda: made.metric("vllm_pressure_engines") == 256, "256 engines")
+        until(lambda: (made.metric(UNREADABLE) or 0.0) >= 9000, "lines left out")
+        assert len(made.scrape()) < 4 * MIB
+        made.counted.clear()
+        made.server.mode = good
+        until(lambda: made.metric("vllm_pressure_engines") == 1, "the true engine alone")
+        assert made.command.get("/-/healthy")
 
 
 @pytest.mark.parametrize("which", ["watched", "patient"])

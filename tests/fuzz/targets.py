@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from support import real_recordings
 from support.metrics_text import text_of
@@ -19,7 +20,7 @@ from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.web.webconfig import read as read_web
 from exporter.vllm import names
 from exporter.vllm.anonymise import anonymise
-from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader
+from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader, Snapshot
 from exporter.vllm.recording import Header, Poll, RecordingError
 from exporter.vllm.recording import read as read_recording
 from exporter.vllm.series import MOST_CHARACTERS
@@ -98,7 +99,8 @@ class ReaderTarget(Target):
             check_values(fresh)
             check_values(used)
             check_end(body, fresh)
-            assert certain(fresh) == certain(used), "a used reader reads another thing"
+            same = certain(fresh, self._used) == certain(used, self._used)
+            assert same, "a used reader reads another thing"
         if self._number % DIFFERENTIAL == 0:
             KNOWN.clear()
             assert read(Reader(), body) == fresh, "what is remembered of series changes the result"
@@ -128,7 +130,7 @@ class SequenceTarget(Target):
             if fresh is not None and again is not None:
                 check_values(again)
                 check_end(page, fresh)
-                assert certain(again) == certain(fresh), "a used reader reads another thing"
+                assert certain(again, used) == certain(fresh, used), "a used reader reads another thing"
             difference = differ(page)
             assert not difference, difference
             KNOWN.clear()
@@ -143,20 +145,15 @@ def read(reader: Reader, body: bytes) -> Exposition | None:
         return None
 
 
-def certain(exposition: Exposition) -> Exposition:
-    """Without what depends on the bodies before: which of several processes is believed."""
-    if not any(engine.duplicates for engine in exposition.engines.values()):
-        return exposition
+def certain(exposition: Exposition, used: Reader) -> Exposition:
+    """Without what depends on the bodies before: the process that is believed, and sources that left."""
+
+    def kept(engine: Snapshot, readings: Mapping[str, Any]) -> dict[str, Any]:
+        history = engine.duplicates | {reading for key, reading in used._carried if key == engine.key}
+        return {reading: one for reading, one in readings.items() if reading not in history}
+
     engines = {
-        key: replace(
-            engine,
-            values={
-                reading: one for reading, one in engine.values.items() if reading not in engine.duplicates
-            },
-            untrusted={
-                reading: why for reading, why in engine.untrusted.items() if reading not in engine.duplicates
-            },
-        )
+        key: replace(engine, values=kept(engine, engine.values), untrusted=kept(engine, engine.untrusted))
         for key, engine in exposition.engines.items()
     }
     return replace(exposition, engines=engines)
