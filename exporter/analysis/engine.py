@@ -72,8 +72,7 @@ class Engine:
         self.reading: EngineReading | None = None
         # Whether its server is known to run no more; its counters go on if it comes back.
         self.ended = False
-        self._thresholds = thresholds
-        self._windows = Windows(thresholds.window, thresholds.long_window)
+        self.use(thresholds)
         self._baseline = Baseline()
         self._pace = PaceWatch()
         self._hold = GaugeHold()
@@ -89,6 +88,11 @@ class Engine:
         self._advise: Callable[[], Advice] | None = None
         self._forecast: EngineForecast | None = None
         self._forecast_of = 0  # the restarts before it: it is of this process
+
+    def use(self, thresholds: AnalysisConfig) -> None:
+        """Judge by these thresholds from now on."""
+        self._thresholds = thresholds
+        self._windows = Windows(thresholds.window, thresholds.long_window)
 
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool) -> None:
         """Add one body; `judge` follows when all engines have theirs."""

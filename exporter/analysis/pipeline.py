@@ -128,6 +128,12 @@ class Pipeline:
             return None
         return profile(engine.history, engine.reading.signals.kv_capacity_tokens, self._analysis)
 
+    def use(self, analysis: AnalysisConfig) -> None:
+        """Judge by other thresholds from now on, with the same history."""
+        self._analysis = analysis
+        for engine in self._engines.values():
+            engine.use(analysis)
+
     def loads(self) -> Mapping[EngineKey, LoadProfile]:
         """Compute the load profile of each engine with enough history."""
         loads = {key: self.load(key) for key in self._engines}

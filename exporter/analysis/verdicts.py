@@ -21,6 +21,8 @@ MISSING: Final = "metrics_missing"
 AT_ONCE: Final = frozenset({"unreachable", "starting", "sleeping", "metrics_missing", "data_untrusted"})
 # Left at once as well: an engine that answers is not unreachable.
 _LEFT_AT_ONCE: Final = frozenset({"unreachable", "starting"})
+# A verdict that failed polls interrupt for at most this long is the same one: a busy server misses some.
+_RESUMED_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,14 @@ class Judgement:
 class Judge:
     """Judges one engine, poll by poll."""
 
-    __slots__ = ("_changed", "_now")
+    __slots__ = ("_changed", "_lost", "_lost_at", "_now")
 
     def __init__(self) -> None:
         self._now: Judgement | None = None
         self._changed = float("-inf")
+        # Before the polls began to fail: the judgement and the time of its last change.
+        self._lost: tuple[Judgement, float] | None = None
+        self._lost_at = 0.0
 
     @property
     def verdict(self) -> str | None:
@@ -48,7 +53,13 @@ class Judge:
         return self._now.verdict if self._now else None
 
     def judge(self, situation: Situation) -> Judgement:
-        """Judge after a successful poll: the first verdict in the order that applies."""
+        """Judge after a successful poll: the first verdict in the order that applies.
+
+        A verdict from before a few failed polls goes on as if they had succeeded.
+        """
+        if self._lost is not None and situation.t - self._lost_at <= _RESUMED_SECONDS:
+            self._now, self._changed = self._lost
+        self._lost = None
         restart = situation.history.restart
         renewed = restart is not None and restart.at > self._changed  # the old verdict is of another process
         hold = 0.0 if renewed else situation.thresholds.hold
@@ -73,6 +84,8 @@ class Judge:
 
     def lost(self, t: float) -> Judgement:
         """Judge an engine whose server no longer answers."""
+        if self._lost is None and self._now is not None and self._now.verdict != UNREACHABLE:
+            self._lost, self._lost_at = (self._now, self._changed), t
         return self._move(t, UNREACHABLE, catalogue.load().verdicts[UNREACHABLE].severity, (), 0.0)
 
     def gone(self, t: float) -> Judgement:

@@ -262,6 +262,7 @@ class AlertmanagerConfig(Section):
     tls: TlsConfig = section(TlsConfig)
     timeout: float = option(5.0, duration(0.1, 60), "time limit of one push; polls never wait for it")
     hold: float = option(30.0, duration(0, HOUR), "time that a condition must last before its alert; short blips are ignored")
+    keep: float = option(900.0, duration(0, HOUR), "longest time that an alert stays after its condition; each stays as long as by the rules")
     resend_interval: float = option(60.0, duration(1, HOUR), "time between repetitions of an active alert; it expires after four of these")
     page_by: str = option("model", choice("model", "engine"), "level at which alerts are critical; use the same value as in the rules")
     external_labels: Mapping[str, str] = option({}, kinds.LABELS, "labels of every alert, such as cluster and pod; ${NAME} is read from the environment")

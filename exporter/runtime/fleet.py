@@ -52,8 +52,12 @@ class Watched:
         clocks: Clocks,
         gate: Gate | None,
         notifier: Notifier,
+        alerts: TargetAlerts | None = None,
     ) -> None:
-        """Put the parts together, without opening anything; `gate` and `notifier` are those of `show`."""
+        """Put the parts together, without opening anything; `gate` and `notifier` are those of `show`.
+
+        `alerts`: of its predecessor with the same name and labels.
+        """
         self.target = target
         self.url = shown_url(target.config.url)  # without anything secret
         self.reading: TargetReading | None = None  # the last one, None before the first poll has ended
@@ -69,20 +73,28 @@ class Watched:
             self._client, self.pipeline, Pace(config.poll.interval), self._note, prober=self._prober
         )
         self._tasks: list[asyncio.Task[None]] = []
-        self._alerts: TargetAlerts | None = None
+        self._alerts: TargetAlerts | None = alerts
+        self._labels: Labels | None = None if alerts is None else _labels(target, gate)
         self.show(gate, notifier)
 
     def show(self, gate: Gate | None, notifier: Notifier) -> None:
         """Show the target as the only one (without a gate) or one of several, and move its alerts."""
-        if self._alerts is not None:
-            self._alerts.end()
+        labels, before = _labels(self.target, gate), self._alerts
+        if before is not None and labels != self._labels:
+            before.end()
+            before = None
+        self._labels = labels
         self._watcher.place = None if gate is None else Place(self.target.name, gate)
-        labels: Labels = () if gate is None else (("target", self.target.name), *self.target.labels)
         self.counts.label(labels)
         self.collector = ReadingCollector(
             lambda: self.reading, *self._clocks, self._own.collect_error, labels
         )
-        self._alerts = notifier.target(dict(labels))
+        self._alerts = notifier.target(dict(labels), before)
+
+    def leave_alerts(self) -> TargetAlerts | None:
+        """Return its alerts for a successor, and never end them."""
+        alerts, self._alerts = self._alerts, None
+        return alerts
 
     def start(self) -> None:
         """Begin to poll."""
@@ -116,6 +128,11 @@ class Watched:
             self._alerts.note(outcome.reading)
 
 
+def _labels(target: Target, gate: Gate | None) -> Labels:
+    """Return the labels of its series and alerts: none if it is the only one."""
+    return () if gate is None else (("target", target.name), *target.labels)
+
+
 class Fleet:
     """All targets, from all sources, as they appear and disappear."""
 
@@ -140,6 +157,7 @@ class Fleet:
         self._ending: set[asyncio.Task[None]] = set()
         self._running = False
         self._left_out = (0, 0)
+        self._left: dict[_Key, TargetAlerts] = {}  # of targets that restart
         self.changes = 0  # how many appeared or disappeared so far
         self._reconcile()
 
@@ -181,10 +199,12 @@ class Fleet:
         before, again = self._config, notifier is not self._notifier
         self._config, self._notifier, self._sources = config, notifier, sources
         # These are settings that all targets share: if one changes, all targets restart.
-        shared = [(one.poll, one.analysis, one.engine.args) for one in (before, config)]
+        shared = [(one.poll, one.engine.args) for one in (before, config)]
         if shared[0] != shared[1]:
             for key in list(self._watched):
-                self._end(key)
+                self._end(key, restarts=True)
+        for watched in self:
+            watched.pipeline.use(config.analysis)
         if before.is_single != config.is_single or before.poll.concurrency != config.poll.concurrency:
             self._gate, again = (None if config.is_single else Gate(config.poll.concurrency)), True
         if again:
@@ -229,10 +249,13 @@ class Fleet:
         wanted = self._wanted()
         for key, watched in list(self._watched.items()):
             if key not in wanted or wanted[key] != watched.target:
-                self._end(key)
+                self._end(key, restarts=key in wanted)
         for key, target in wanted.items():
             if key not in self._watched:
                 self._begin(target)
+        for alerts in self._left.values():
+            alerts.end()
+        self._left.clear()
         self._own.targets, self._own.discovery_failures = {}, {}
         if self.several:
             series.expect(len(wanted))
@@ -266,16 +289,27 @@ class Fleet:
 
     def _begin(self, target: Target) -> None:
         watched = self._watched[target.key] = Watched(
-            target, self._config, self._own, self._clocks, self._gate, self._notifier
+            target,
+            self._config,
+            self._own,
+            self._clocks,
+            self._gate,
+            self._notifier,
+            self._left.pop(target.key, None),
         )
         self.changes += 1
         if self._running:
             log.info("target found target=%s source=%s", target.name, target.source)
             watched.start()
 
-    def _end(self, key: _Key) -> None:
-        """Forget a target at once; its connections are closed in a task."""
+    def _end(self, key: _Key, *, restarts: bool = False) -> None:
+        """Forget a target at once; its connections are closed in a task.
+
+        If it restarts, because its configuration changed, its alerts go on.
+        """
         watched = self._watched.pop(key)
+        if restarts and (alerts := watched.leave_alerts()):
+            self._left[key] = alerts
         self.changes += 1
         log.info("target gone target=%s source=%s", watched.target.name, watched.target.source)
         ending = asyncio.ensure_future(watched.stop(gone=True))

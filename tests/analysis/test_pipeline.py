@@ -464,3 +464,20 @@ def test_recordings_of_the_tests_are_all_readable():
         times = [poll.t for poll in polls(name)]
         assert times == sorted(times)
         assert any(pipeline(name).feed(poll.t, poll.body, poll.error).engines for poll in polls(name))
+
+
+def test_a_verdict_that_failed_polls_interrupt_goes_on_when_it_returns():
+    """Ten seconds without an answer are no end of a storm, and no new one begins after them."""
+    one, storm, since = fresh(), None, set()
+    for poll in polls(EXHAUSTION):
+        if storm is not None and storm + 10 <= poll.t < storm + 20:
+            reading = one.feed(poll.t, None, "timeout")
+        else:
+            reading = one.feed(poll.t, poll.body)
+        judgement = only(reading).judgement if reading.engines else None
+        if judgement and judgement.verdict == "preemption_thrash":
+            storm = storm or poll.t
+            since.add(judgement.since)
+        elif storm is not None and poll.t < storm + 30:
+            assert judgement.verdict == "unreachable"
+    assert since == {storm}

@@ -31,6 +31,7 @@ VERDICT = catalogue.load().verdicts["preemption_thrash"]
 HOLD = 1
 PUSHED = (
     f"--alertmanager.hold={HOLD}s",
+    "--alertmanager.keep=0s",
     "--alertmanager.external-labels=cluster=eu,namespace=prod,pod=vllm-0",
 )
 # Long enough for the push, which is the early route, to have paged before.
@@ -189,6 +190,7 @@ def test_a_stop_amid_the_storm_raises_nothing_and_resolves_nothing(tmp_path):
                 *ANYWHERE,
                 f"--alertmanager.urls={server.url}",
                 "--alertmanager.hold=1s",
+                "--alertmanager.keep=0s",
                 "--alertmanager.resend-interval=2s",
             )
         )

@@ -11,6 +11,8 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from email.utils import formatdate
 from typing import Any, Self
 
 import pytest
@@ -36,9 +38,11 @@ class Fake:
     Attributes:
         answer: gets the number of the request and returns a status; may wait.
         posts: path, headers and alerts of every request.
+        ahead: seconds by which its clock is ahead of the exporter's.
     """
 
     answer: Callable[[int], Awaitable[int]] | None = None
+    ahead: float = 0.0
     tls: ssl.SSLContext | None = None
     posts: list[tuple[str, dict[str, str], list[dict[str, Any]]]] = field(default_factory=list)
 
@@ -46,7 +50,10 @@ class Fake:
         async def take(request: web.Request) -> web.Response:
             self.posts.append((request.path, dict(request.headers), json.loads(await request.read())))
             status = 200 if self.answer is None else await self.answer(len(self.posts))
-            return web.Response(status=status, headers={"Location": "/elsewhere"} if status == 307 else {})
+            headers = {"Date": formatdate(NOW + self.ahead, usegmt=True)}
+            return web.Response(
+                status=status, headers=headers | ({"Location": "/elsewhere"} if status == 307 else {})
+            )
 
         app = web.Application(client_max_size=1 << 24)
         app.router.add_post("/{path:.*}", take)
@@ -73,7 +80,7 @@ class Push:
         self.counts: Counter[str] = Counter()
         self.waits: list[float] = []
         self.now = NOW
-        config = AlertmanagerConfig(urls=urls, **{"hold": 0.0, "timeout": 2.0, **options})
+        config = AlertmanagerConfig(urls=urls, **{"hold": 0.0, "keep": 0.0, "timeout": 2.0, **options})
         self.notifier = Notifier(config, self._count, lambda: self.now, self._sleep)
         self.alerts = self.notifier.target({})
         self._times = itertools.count(1.0)
@@ -167,6 +174,7 @@ def test_raised_and_resolved_are_told_in_turn():
             push.say("kv_bound")
             await push.until(lambda: len(server.posts) == 1)
             push.now += 100
+            server.ahead += 100
             push.say("healthy")
             await push.until(lambda: len(server.posts) == 2)
             (first,), (last,) = server.posts[0][2], server.posts[1][2]
@@ -400,6 +408,47 @@ def test_many_alerts_go_in_several_pushes(monkeypatch):
             push.say("prefill_bound")
             await push.until(lambda: sum(map(len, server.names)) == 3)
             assert all(len(names) <= 2 for names in server.names)
+
+    asyncio.run(story())
+
+
+def test_one_alert_that_is_refused_keeps_no_other_from_being_sent():
+    """The batch is split until it is alone; the others arrive once."""
+
+    async def story():
+        async with Fake() as server, Push(server.url) as push:
+
+            async def answer(number: int) -> int:
+                return 400 if "VllmSeatBound" in server.names[number - 1] else 200
+
+            server.answer = answer
+            push.say("kv_bound")
+            push.notifier.put(push.alerts.active.observe(reading(9.0, "seat_bound"), NOW))
+            push.notifier.put(push.alerts.active.observe(reading(10.0, "prefill_bound"), NOW))
+            await push.until(lambda: sum(push.counts.values()) == 3)
+            assert push.counts == {"sent": 2, "rejected": 1, "failed": 0, "dropped": 0}
+            assert {"VllmKvBound"} | {"VllmPrefillBound"} <= {
+                names[0] for names in server.names if len(names) == 1
+            }
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, -300.0, 300.0, 3600.0])
+def test_an_alert_is_active_by_alertmanagers_clock(ahead):
+    """A node whose clock is minutes off still pages: the alert is sent again at once, in the other's time."""
+
+    async def story():
+        async with Fake(ahead=ahead) as server, Push(server.url) as push:
+            push.say("kv_bound")
+            await push.until(lambda: push.counts["sent"])
+            push.say("kv_bound")
+            times = [
+                datetime.fromisoformat(alerts[0]["startsAt"]).timestamp() for _, _, alerts in server.posts
+            ]
+            assert times == [NOW, NOW + ahead]
+            ends = datetime.fromisoformat(server.posts[-1][2][0]["endsAt"]).timestamp()
+            assert ends - (NOW + ahead) == 240
 
     asyncio.run(story())
 

@@ -21,6 +21,7 @@ from exporter.rules.options import Options
 CONFIG = AlertmanagerConfig(
     urls=("http://alertmanager:9093",),
     hold=30.0,
+    keep=0.0,
     resend_interval=60.0,
     external_labels={"cluster": "eu", "namespace": "prod", "pod": "vllm-0"},
 )
@@ -93,6 +94,36 @@ def test_it_is_resolved_once_when_the_verdict_is_left():
     (notice,) = told(active, reading(41.0)).values()
     assert (notice.resolved, notice.starts_at, notice.ends_at) == (True, EPOCH + 30.0, EPOCH + 41.0)
     assert told(active, reading(42.0)) == {}
+
+
+def test_an_alert_is_kept_as_long_as_by_the_rules():
+    """An interruption of less is the same incident: nothing is resolved, and it began when it began."""
+    active = ActiveAlerts(replace(CONFIG, keep=900.0, resend_interval=60.0))
+    story = dict.fromkeys((*range(40), *range(300, 340)), "kv_bound")
+    notices = [
+        one for t in range(700) for one in told(active, reading(float(t), story.get(t, "healthy"))).values()
+    ]
+    assert [one.ends_at - EPOCH for one in notices if one.resolved] == [339.0 + 300.0]
+    assert {one.starts_at for one in notices} == {EPOCH + 30.0}
+
+
+def test_a_failed_poll_does_not_begin_the_hold_time_again():
+    """A busy server misses some."""
+    active = ActiveAlerts(CONFIG)
+    story = [reading(float(t), "unreachable" if t == 15 else "kv_bound", up=t != 15) for t in range(31)]
+    assert [list(told(active, one)) for one in story][-1] == ["VllmKvBound warning"]
+
+
+def test_a_successor_knows_what_was_raised():
+    """After a reload an active alert is neither resolved nor raised again."""
+    first = ActiveAlerts(replace(CONFIG, keep=120.0))
+    for t in (0.0, 30.0):
+        told(first, reading(t, "kv_bound"))
+    second = ActiveAlerts(replace(CONFIG, keep=120.0), first)
+    notices = [
+        one for t in (31.0, 32.0, 45.0) for one in told(second, reading(t, *["kv_bound"] * (t > 40))).values()
+    ]
+    assert [(one.resolved, one.starts_at) for one in notices] == [(False, EPOCH + 30.0)]
 
 
 def test_another_verdict_ends_one_alert_and_holds_for_another():

@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Final, Literal
 
 import aiohttp
@@ -43,6 +44,8 @@ FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 30.0
 # The warning is repeated after this many failures, about every ten minutes.
 FAILURES_PER_WARNING: Final = 20
+# Clocks that differ by less than this are equal.
+_CLOCK_SECONDS: Final = 15.0
 _PATH: Final = "/api/v2/alerts"
 _SUCCESS: Final = range(200, 300)
 # Alertmanager will never accept these alerts; a wrong path or token may still be corrected.
@@ -69,10 +72,13 @@ class Notifier:
         for outcome in OUTCOMES if config.urls else ():
             count(outcome, 0)
 
-    def target(self, labels: Mapping[str, str]) -> "TargetAlerts":
-        """The alerts of one target: they carry these labels too, which override the external ones."""
+    def target(self, labels: Mapping[str, str], before: "TargetAlerts | None" = None) -> "TargetAlerts":
+        """The alerts of one target: they carry these labels too, which override the external ones.
+
+        Those of the target's predecessor `before`, with the same labels, go on.
+        """
         config = replace(self._config, external_labels={**self._config.external_labels, **labels})
-        return TargetAlerts(self, ActiveAlerts(config), self._wall_clock)
+        return TargetAlerts(self, ActiveAlerts(config, before.active if before else None), self._wall_clock)
 
     def put(self, notices: Sequence[Notice]) -> None:
         """Queue notices for every Alertmanager; logs those that are not sent again only."""
@@ -101,18 +107,18 @@ class TargetAlerts:
     """The alerts of one target."""
 
     _notifier: Notifier
-    _active: ActiveAlerts
+    active: ActiveAlerts
     _wall_clock: Callable[[], float]
 
     def note(self, reading: TargetReading) -> None:
         """Queue what a reading raises or resolves."""
         if not self._notifier.closed:
-            self._notifier.put(self._active.observe(reading, self._wall_clock()))
+            self._notifier.put(self.active.observe(reading, self._wall_clock()))
 
     def end(self) -> None:
         """Resolve the alerts of a target that is no longer watched."""
         if not self._notifier.closed:
-            self._notifier.put(self._active.end(self._wall_clock()))
+            self._notifier.put(self.active.end(self._wall_clock()))
 
 
 class _Peer:
@@ -139,6 +145,7 @@ class _Peer:
         self._session: aiohttp.ClientSession | None = None
         self._failures = 0
         self._error: str | None = "none yet"
+        self._ahead = 0.0  # seconds by which its clock is ahead of ours
 
     def put(self, notice: Notice) -> None:
         """Queue a notice in place of an older one of the same alert."""
@@ -172,8 +179,15 @@ class _Peer:
             self._count("dropped", len(late))
         return list(self._waiting.values())[:MOST_PER_PUSH]
 
-    async def _push(self, batch: Sequence[Notice]) -> None:
+    async def _push(self, batch: Sequence[Notice]) -> bool:
+        """Push alerts; those of a rejected batch in ever smaller parts, for one of them may be the cause.
+
+        Returns whether there was an answer for good.
+        """
         outcome, error, detail = await self._post(batch)
+        if outcome == "rejected" and len(batch) > 1:
+            middle = len(batch) // 2
+            return await self._push(batch[:middle]) and await self._push(batch[middle:])
         self._count(outcome, len(batch))
         self._failures += outcome == "failed"
         self._log(error, detail)
@@ -181,24 +195,27 @@ class _Peer:
             await self._drop_session()  # certificates and addresses may have changed
             chance = random.random()  # noqa: S311 (no secret)
             await self._sleep(backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS, self._failures - 1, chance))
-            return
+            return False
         self._failures = 0
         for notice in batch:
             if self._waiting.get(notice.key) is notice:  # else a newer state is queued already
                 del self._waiting[notice.key]
+        return True
 
     async def _post(self, batch: Sequence[Notice]) -> tuple[Outcome, str | None, str]:
         """Send one request; returns its outcome, its error and a detail that repeats nothing secret."""
         try:
             async with asyncio.timeout(self._config.timeout):
-                status = await self._request(body(batch))
+                ahead, status = self._ahead, await self._request(batch)
+                if self._ahead != ahead:  # by its clock the alerts were over, or had not begun
+                    status = await self._request(batch)
         except Exception as problem:  # noqa: BLE001 (whatever it is, the alerts are pushed again)
             return "failed", *explain(problem)
         if status in _SUCCESS:
             return "sent", None, ""
         return ("rejected" if status in _FINAL else "failed"), f"http_{status}", ""
 
-    async def _request(self, payload: bytes) -> int:
+    async def _request(self, batch: Sequence[Notice]) -> int:
         if self._session is None:
             secure = tls.context(self._config.tls) if self._url.startswith("https:") else True
             self._session = aiohttp.ClientSession(
@@ -209,12 +226,23 @@ class _Peer:
             )
         async with self._session.post(
             self._url,
-            data=payload,
+            data=body(batch, self._ahead),
             headers=self._headers(),
             allow_redirects=False,
             server_hostname=self._config.tls.server_name,
         ) as response:
+            self._compare_clocks(response.headers.get("Date", ""))
             return response.status
+
+    def _compare_clocks(self, date: str) -> None:
+        """Take its clock from now on if it differs by much: an alert must not be over when it arrives."""
+        try:
+            ahead = parsedate_to_datetime(date).timestamp() - self._wall_clock()
+        except (ValueError, OverflowError):
+            return
+        if abs(ahead - self._ahead) > _CLOCK_SECONDS:
+            self._ahead = ahead if abs(ahead) > _CLOCK_SECONDS else 0.0
+            log.warning("clocks differ alertmanager=%s ahead=%.0fs", self._url, self._ahead)
 
     def _headers(self) -> CIMultiDict[str]:
         """Return the headers now; raises RefusedError if a file with a secret cannot be used."""
@@ -251,11 +279,11 @@ class _Peer:
         self._error = error
 
 
-def body(notices: Sequence[Notice]) -> bytes:
-    """Make the JSON list of alerts that Alertmanager's API v2 accepts."""
+def body(notices: Sequence[Notice], ahead: float = 0.0) -> bytes:
+    """Make the JSON list of alerts that Alertmanager's API v2 accepts, in its time, `ahead` of ours."""
 
     def rfc3339(seconds: float) -> str:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+        return datetime.fromtimestamp(seconds + ahead, UTC).isoformat(timespec="milliseconds")
 
     alerts = [
         {

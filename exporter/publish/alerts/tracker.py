@@ -14,6 +14,8 @@ from exporter.analysis.engine import EngineReading
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.relief import limit_words
 from exporter.config import AlertmanagerConfig
+from exporter.config.facts import DAY
+from exporter.config.options import duration
 from exporter.publish.alerts import table
 from exporter.publish.alerts.table import Alert
 
@@ -28,6 +30,9 @@ LIFETIMES: Final = 4
 _NAMED: Final = 3
 # Labels of the place, in the order of the text.
 _PLACE: Final = ("cluster", "namespace", "pod")
+# Failed polls for less than this do not begin the hold time again.
+_LAPSE_SECONDS: Final = 10.0
+_KEEP: Final = duration(0, DAY)
 
 # All labels, sorted: alerts with the same labels are the same alert.
 Key = tuple[tuple[str, str], ...]
@@ -57,12 +62,17 @@ class _Candidate:
 
 @dataclass(slots=True)
 class _State:
-    """The state of an alert while its condition applies."""
+    """The state of an alert while its condition applies, and while it is kept after that."""
 
     candidate: _Candidate
-    since: float  # by the readings' clock
+    since: float  # by the readings' clock, as are the next two
+    applied_at: float  # when its condition last applied
+    sent_at: float = -math.inf
     starts_at: float = math.inf  # in unix seconds; infinite until it is raised
-    sent_at: float = -math.inf  # by the readings' clock
+
+    @property
+    def raised(self) -> bool:
+        return self.starts_at < math.inf
 
 
 # The alerts, by scope and name of their verdict or finding.
@@ -72,8 +82,8 @@ _Table: TypeAlias = Mapping[tuple[str, str], Sequence[Alert]]
 class ActiveAlerts:
     """Tracks which alerts apply, since when, and when they were sent."""
 
-    def __init__(self, config: AlertmanagerConfig) -> None:
-        """Start without alerts."""
+    def __init__(self, config: AlertmanagerConfig, before: "ActiveAlerts | None" = None) -> None:
+        """Start without alerts, or with those of a predecessor, which are sent again soon."""
         self._config = config
         self._lifetime = LIFETIMES * config.resend_interval
         place = "/".join(filter(None, (config.external_labels.get(name) for name in _PLACE)))
@@ -81,7 +91,9 @@ class ActiveAlerts:
         self._table: defaultdict[tuple[str, str], list[Alert]] = defaultdict(list)
         for alert in table.alerts(config.page_by):
             self._table[alert.scope, alert.entry.name].append(alert)
-        self._states: dict[Key, _State] = {}
+        self._states: dict[Key, _State] = before._states if before else {}  # noqa: SLF001 (its own kind)
+        for state in self._states.values():
+            state.sent_at = -math.inf
 
     def observe(self, reading: TargetReading, wall: float) -> list[Notice]:
         """Return the notices to send after a poll: of alerts just raised, due again, or ended.
@@ -94,15 +106,26 @@ class ActiveAlerts:
         candidates = chain(*(find(reading, self._table) for find in (_of_engines, _of_models, _of_target)))
         active = {self._key(candidate): candidate for candidate in candidates}
         for key, candidate in active.items():
-            state = self._states.setdefault(key, _State(candidate, t))
-            state.candidate = candidate
-            if state.starts_at == math.inf and t - state.since >= self._config.hold:
+            state = self._states.setdefault(key, _State(candidate, t, t))
+            state.candidate, state.applied_at = candidate, t
+            if not state.raised and t - state.since >= self._config.hold:
                 state.starts_at = wall
-            if state.starts_at < math.inf and t - state.sent_at >= self._config.resend_interval:
+        over = [
+            key for key, state in self._states.items() if t - state.applied_at >= self._kept(state, reading)
+        ]
+        ended = {key: self._states.pop(key) for key in over if key not in active}
+        for key, state in self._states.items():
+            if state.raised and t - state.sent_at >= self._config.resend_interval:
                 state.sent_at = t
                 notices.append(self._notice(key, state, wall, resolved=False))
-        ended = {key: self._states.pop(key) for key in self._states.keys() - active.keys()}
         return notices + self._resolved(ended, wall)
+
+    def _kept(self, state: _State, reading: TargetReading) -> float:
+        """Return how long an alert stays after its condition: as long as by the rules, if it was raised."""
+        if not state.raised:
+            return 0.0 if reading.up else _LAPSE_SECONDS
+        timing = state.candidate.alert.entry.timing
+        return min(self._config.keep, _KEEP.read(timing.keep) if timing and timing.keep else 0.0)
 
     def end(self, wall: float) -> list[Notice]:
         """Return the notices to send when the target is removed: all raised alerts have ended."""
@@ -110,8 +133,7 @@ class ActiveAlerts:
         return self._resolved(states, wall)
 
     def _resolved(self, states: Mapping[Key, _State], wall: float) -> list[Notice]:
-        raised = ((key, state) for key, state in states.items() if state.starts_at < math.inf)
-        return [self._notice(key, state, wall, resolved=True) for key, state in raised]
+        return [self._notice(key, one, wall, resolved=True) for key, one in states.items() if one.raised]
 
     def _key(self, candidate: _Candidate) -> Key:
         alert = candidate.alert
