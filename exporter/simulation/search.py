@@ -25,6 +25,8 @@ _PARTS: Final = (0.12, 0.25, 0.5, 0.75, 0.9)
 _TIMES: Final = (1.5, 2.0, 3.0, 4.0)
 # A pair of changes is worth the trouble if it beats each alone by this factor.
 _BETTER: Final = 1.05
+# Of numbers of seats that score the same within this share the fewest are chosen: they preempt least.
+_SAME: Final = 0.05
 _Number = TypeVar("_Number", int, float)
 
 
@@ -41,7 +43,9 @@ def search(
         replicas: more servers that share the load.
     """
     plain = singles(engine, pools, replicas)
-    fewer = _best(_fewer(load, engine), engine.max_num_seqs, lambda n: seats_at(engine, n), screen, _middle)
+    fewer = _best(
+        _fewer(load, engine), engine.max_num_seqs, lambda n: seats_at(engine, n), screen, _middle, _SAME
+    )
     more = _best(_more(load, engine), engine.max_num_seqs, lambda n: seats_at(engine, n), screen, _middle)
     shares = [share for share in _SHARES if share > engine.watermark]
     share = _best(shares, engine.watermark, lambda x: watermark_at(engine, x), screen, _mean)
@@ -58,21 +62,33 @@ def _best(
     change: Callable[[_Number], Candidate],
     screen: Screen,
     between: Callable[[_Number, _Number], _Number],
+    same: float = 0.0,
 ) -> _Number | None:
-    """Return the best of the values and of those around it; None without values."""
+    """Return the best of the values and of those around it that changes anything; None without values.
+
+    Of values that score the same within a share the least is chosen.
+    """
     scores = {present: 1.0}
     new = sorted({value for value in values if value != present})
     for _ in range(1 + _ROUNDS):
         scores |= zip(new, screen([change(value) for value in new]), strict=True)
-        ordered = sorted(scores)
-        at = ordered.index(max(scores, key=lambda value: scores[value]))
+        changing, ordered = _changing(scores), sorted(scores)
+        at = ordered.index(max(changing, key=lambda value: changing[value]))
         around = ordered[max(0, at - 1) : at + 2]
         new = [between(low, high) for low, high in itertools.pairwise(around)]
         new = [value for value in dict.fromkeys(new) if value not in scores]
         if not new:
             break
     del scores[present]
-    return max(scores, key=lambda value: scores[value], default=None)
+    if not scores:
+        return None
+    changing = _changing(scores)
+    return min(value for value in changing if changing[value] >= max(changing.values()) * (1 - same))
+
+
+def _changing(scores: Mapping[_Number, float]) -> Mapping[_Number, float]:
+    """Leave out what scores exactly as the present, such as a limit that is never reached."""
+    return {value: score for value, score in scores.items() if score != 1.0} or scores
 
 
 def _middle(low: int, high: int) -> int:

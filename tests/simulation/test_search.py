@@ -74,3 +74,15 @@ def test_the_first_value_is_no_change():
     values, _, _ = found(lambda _engine: 1.0, engine)
     assert values["set_watermark"] > 0.1
     assert "lower_max_num_seqs" not in values
+
+
+def test_a_limit_that_is_never_reached_is_no_fewer_seats():
+    """Above 20 nothing changes; below it each seat costs a hundredth."""
+    values, _, _ = found(lambda engine: min(1.0, 0.79 + engine.max_num_seqs / 100))
+    assert 14 <= values["lower_max_num_seqs"] <= 20
+
+
+def test_of_numbers_of_seats_that_cost_the_same_the_fewest_are_chosen():
+    """From 12 to 24 all is the same; the fewest preempt least."""
+    values, _, _ = found(lambda engine: 1.1 if 12 <= engine.max_num_seqs <= 24 else 0.9)
+    assert values["lower_max_num_seqs"] == pytest.approx(12, abs=2)

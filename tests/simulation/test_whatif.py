@@ -21,11 +21,12 @@ from exporter.simulation.candidates import (
     singles,
     watermark_at,
 )
+from exporter.simulation.figures import Figure
 from exporter.simulation.load import Load, fitting_seats, held_tokens, moments
 from exporter.simulation.report import render, to_dict
 from exporter.simulation.settings import Engine
 from exporter.simulation.timing import NANOSECONDS, StepTime, nanoseconds
-from exporter.simulation.whatif import HELPS, NO_HELP, PRESENT, SUFFICES, WORSE, forecast
+from exporter.simulation.whatif import HELPS, NO_HELP, PRESENT, SUFFICES, WORSE, _verdict, forecast
 from exporter.simulation.workload import Lengths, Request
 
 # The step time of a small model on a CPU, as fitted to real runs.
@@ -254,6 +255,30 @@ def test_nothing_is_cured_where_nothing_is_wrong():
     engine = Engine(num_gpu_blocks=2000, block_size=32, max_num_seqs=32, step_time=CPU)
     result = forecast(CALM, candidates(CALM, engine), thresholds=WhatIfConfig(seeds=1), span=SHORT)
     assert {r.verdict for r in result.rows} <= {NO_HELP, HELPS, WORSE}
+
+
+@pytest.mark.parametrize(
+    ("preempted", "tokens", "gap", "verdict"),
+    [
+        (0.5, 1.0, 0.8, HELPS),
+        (0.9, 1.0, 0.8, NO_HELP),  # as many preemptions
+        (0.5, 1.0, 1.0, NO_HELP),  # answers stall as long
+        (0.5, 0.9, 0.8, WORSE),  # throughput pays for it
+    ],
+)
+def test_fewer_preemptions_help_where_they_cost_nothing(preempted, tokens, gap, verdict):
+    """A third of them ended at the same throughput and latency, and tokens that follow each other faster."""
+
+    def figure(mean, ratio=None):
+        return Figure(mean, mean, mean, ratio, ratio, ratio)
+
+    now = {"preemptions_per_request": figure(2.0), "output_tokens_per_second": figure(1000.0)}
+    then = {
+        "preemptions_per_request": figure(2.0 * preempted, preempted),
+        "output_tokens_per_second": figure(1000.0 * tokens, tokens),
+        "inter_token_seconds": figure(0.01 * gap, gap),
+    }
+    assert _verdict(then, now, WhatIfConfig()) == verdict
 
 
 REAL = {
