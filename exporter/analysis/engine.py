@@ -96,7 +96,8 @@ class Engine:
 
     def observe(self, t: float, snapshot: Snapshot, start_time: float | None, *, whole: bool) -> None:
         """Add one body; `judge` follows when all engines have theirs."""
-        self.ended = False
+        if self.ended:
+            self.ended, self._t = False, None  # the time away belongs to no verdict
         snapshot = self._hold.fill(t, snapshot)
         self.history.observe(t, snapshot, start_time, whole=whole)
         frozen = self._judge.verdict in _FREEZING

@@ -10,7 +10,7 @@ from support.bodies import body, engine
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
 from exporter.analysis.engine import ENGINE_VERDICTS, EngineReading
-from exporter.analysis.pipeline import Pipeline, TargetReading
+from exporter.analysis.pipeline import FORGET_SECONDS, Pipeline, TargetReading
 from exporter.config import AnalysisConfig
 from exporter.publish.status import poll_object, status_object
 
@@ -194,13 +194,21 @@ def check_words(readings: list[TargetReading]) -> None:
 
 
 def check_time(readings: list[TargetReading]) -> None:
-    """The seconds of all verdicts add up to the time since the engine was first seen."""
-    since: dict[object, float] = {}
+    """The seconds of verdicts add up to the time since an engine was first seen, without the time away."""
+    first: dict[object, float] = {}
+    shown: dict[object, float] = {}  # seconds between readings that both have the engine
+    last: dict[object, float] = {}
+    before: TargetReading | None = None
     for reading in readings:
-        since = {key: t for key, t in since.items() if key in reading.engines}  # forgotten after an hour
         for key, one in reading.engines.items():
-            since.setdefault(key, reading.t)
-            assert math.isclose(sum(one.verdict_seconds.values()), reading.t - since[key], abs_tol=1e-6)
+            if key not in first or reading.t - last[key] > FORGET_SECONDS:
+                first[key], shown[key] = reading.t, 0.0
+            elif before is not None and key in before.engines:
+                shown[key] += reading.t - before.t
+            last[key] = reading.t
+            spent = sum(one.verdict_seconds.values())
+            assert shown[key] - 1e-6 <= spent <= reading.t - first[key] + 1e-6
+        before = reading
 
 
 def check_critical(readings: list[TargetReading]) -> None:

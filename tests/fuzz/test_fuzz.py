@@ -1,7 +1,5 @@
 """A bounded run of the fuzzer, and every stored input."""
 
-import secrets
-
 import pytest
 
 from fuzz.run import run
@@ -9,6 +7,7 @@ from fuzz.targets import TARGETS, corpus_files
 
 FILES = list(corpus_files())
 SECONDS = 2.5  # per target
+SEED = 20
 
 
 @pytest.mark.parametrize(("name", "path"), FILES, ids=[f"{name}-{path.name}" for name, path in FILES])
@@ -22,8 +21,7 @@ def test_every_stored_input_is_survived(name, path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutants_are_survived(name):
-    """Other ones at every run; what is found is shown, to be stored."""
-    seed = secrets.randbits(32)
-    outcome = run(name, seed, seconds=SECONDS)
+    """The same ones at every run; `make fuzz` looks for others. What is found is shown, to be stored."""
+    outcome = run(name, SEED, seconds=SECONDS)
     assert outcome.inputs > 100
-    assert not outcome.found, f"seed {seed}: {outcome.found[0].problem}\n{outcome.found[0].input!r}"
+    assert not outcome.found, f"{outcome.found[0].problem}\n{outcome.found[0].input!r}"
