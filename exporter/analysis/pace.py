@@ -95,25 +95,19 @@ class PaceWatch:
         """Return the longest plausible seconds of a step at this load; None before enough was seen."""
         if self._sums[0] < _LEAST_SLICES or self._seconds < _ENOUGH_SECONDS:
             return None
-        if self._fit is None:
-            self._fit = _Fit(self._sums)
-        return self._fit.most(running, prompts_per_step)
+        return self._fitted().most(running, prompts_per_step)
 
     def prompt_share(self, seconds: float, prompts_per_step: float) -> float | None:
         """Return the share of a step's time that computing prompts explains; None before enough was seen."""
         if self._sums[0] < _LEAST_SLICES or seconds <= 0:
             return None
-        if self._fit is None:
-            self._fit = _Fit(self._sums)
-        return min(1.0, self._fit.prompt_seconds * prompts_per_step / seconds)
+        return min(1.0, self._fitted().prompt_seconds * prompts_per_step / seconds)
 
     def unexplained_share(self, seconds: float, running: float, prompts_per_step: float) -> float:
         """Return the share of a step's time beyond the usual at this load; 0 before enough was seen."""
         if self._sums[0] < _LEAST_SLICES or seconds <= 0:
             return 0.0
-        if self._fit is None:
-            self._fit = _Fit(self._sums)
-        return max(0.0, 1.0 - self._fit.usual(running, prompts_per_step) / seconds)
+        return max(0.0, 1.0 - self._fitted().usual(running, prompts_per_step) / seconds)
 
     def work_share(self, seconds: float) -> float | None:
         """Return the least share of a step's time that grows with its work; None before enough was seen.
@@ -125,6 +119,12 @@ class PaceWatch:
         if self._calm_fit is None:
             self._calm_fit = _Fit(self._calm_sums)
         return max(0.0, 1.0 - self._calm_fit.fixed_seconds / seconds)
+
+    def _fitted(self) -> "_Fit":
+        """Return the fit of all slices so far, made when it is first needed."""
+        if self._fit is None:
+            self._fit = _Fit(self._sums)
+        return self._fit
 
     def _learn(self, history: History, start: int) -> None:
         steps = history.increase("engine_steps", start)

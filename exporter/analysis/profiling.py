@@ -16,8 +16,8 @@ __all__ = ["profile"]
 
 # The shortest window with this many finished requests describes the present best.
 _ENOUGH: Final = 50
-# The window is the longest of these shares of it in which the load is steady, so that
-# the calm before a storm is no part of it; soon after a change it is too short for a forecast.
+# The window is the longest of these shares of it in which the load is steady, so that the calm before a storm
+# is no part of it; soon after a change it is too short for a forecast.
 _SHARES: Final = (1.0, 0.8, 0.65, 0.5, 0.35, 0.25, 0.15, 0.1)
 _SAME_RUNNING: Final = 0.2
 _SAME_IN_FLIGHT: Final = 0.12
@@ -77,9 +77,9 @@ def _steady(history: History, start: int) -> int:
         in_flight = _in_flight(history, begin)
         early, late = _means([each for each in history.columns["requests_running"][begin:] if each >= 0], 2)
         first, middle, last = _means(in_flight, 3)
-        if abs(late - early) <= max(_SAME_REQUESTS, _SAME_RUNNING * max(early, late)) and abs(
-            middle - (first + last) / 2
-        ) <= max(_SAME_REQUESTS, _SAME_IN_FLIGHT * max(first, middle, last)):
+        runs_alike = abs(late - early) <= max(_SAME_REQUESTS, _SAME_RUNNING * max(early, late))
+        jump, least = abs(middle - (first + last) / 2), _SAME_IN_FLIGHT * max(first, middle, last)
+        if runs_alike and jump <= max(_SAME_REQUESTS, least):
             break
     return begin
 

@@ -206,8 +206,8 @@ class Situation:
         return (self.signals.recomputed_ratio or 0.0) >= TWICE_MATTERS
 
 
-class Queue:
-    """The queue and what it waits for, over `queue_window`."""
+class _QueueWindow:
+    """What is observed over `queue_window`."""
 
     def __init__(self, situation: Situation) -> None:
         self._s = situation
@@ -216,6 +216,10 @@ class Queue:
     @cached_property
     def _start(self) -> int:
         return self._history.recent_start(self._s.thresholds.queue_window)
+
+
+class Queue(_QueueWindow):
+    """The queue and what it waits for, over `queue_window`."""
 
     @cached_property
     def waiting_share(self) -> float | None:
@@ -298,16 +302,8 @@ class Queue:
         return self.kv_usage_mean < self._s.thresholds.kv_full
 
 
-class Steps:
+class Steps(_QueueWindow):
     """The engine's steps, over `queue_window`; a step without an output is not counted as one."""
-
-    def __init__(self, situation: Situation) -> None:
-        self._s = situation
-        self._history = situation.history
-
-    @cached_property
-    def _start(self) -> int:
-        return self._history.recent_start(self._s.thresholds.queue_window)
 
     @cached_property
     def _count(self) -> float | None:
