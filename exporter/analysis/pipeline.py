@@ -19,7 +19,14 @@ from exporter.analysis.server_facts import ServerFacts, merge
 from exporter.analysis.target_verdict import TargetJudgement, judge_target
 from exporter.config import AnalysisConfig, Fact
 from exporter.vllm.answers import NO_ANSWERS, ServerAnswers
-from exporter.vllm.exposition import CacheConfig, EngineKey, Exposition, ExpositionError, Reader
+from exporter.vllm.exposition import (
+    MAX_ENGINES,
+    CacheConfig,
+    EngineKey,
+    Exposition,
+    ExpositionError,
+    Reader,
+)
 
 __all__ = ["UNREADABLE", "EngineReading", "ModelReading", "Pipeline", "TargetReading"]
 
@@ -28,7 +35,7 @@ UNREADABLE: Final = "unreadable_body"
 # An engine that no good body had for this long is forgotten, with all its series.
 FORGET_SECONDS: Final = 3600.0
 # The most engines of one target, however its label sets change.
-MAX_REMEMBERED: Final = 256
+MAX_REMEMBERED: Final = MAX_ENGINES  # at least those of one page, or there would be no room for them
 # Start times of the last processes: one that returns is another server behind the same address.
 _REMEMBERED_PROCESSES: Final = 8
 # A server whose polls fail is not unreachable before this number of them: a busy one misses some.

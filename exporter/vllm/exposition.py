@@ -24,7 +24,16 @@ from exporter.vllm import names
 from exporter.vllm.layout import MAX_ENGINES, EngineLayout, Layout, largest, lay_out
 from exporter.vllm.series import KNOWN, CacheConfig, EngineKey, LoraState, Series, read_line
 
-__all__ = ["CacheConfig", "EngineKey", "Exposition", "ExpositionError", "LoraState", "Reader", "Snapshot"]
+__all__ = [
+    "MAX_ENGINES",
+    "CacheConfig",
+    "EngineKey",
+    "Exposition",
+    "ExpositionError",
+    "LoraState",
+    "Reader",
+    "Snapshot",
+]
 
 
 class ExpositionError(ValueError):
