@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.forecast import FORECAST_VERDICTS
-from exporter.analysis.load_profile import LoadProfile
+from exporter.analysis.load_profile import LoadProfile, too_little_seen
 
 if TYPE_CHECKING:
     from exporter.vllm.exposition import EngineKey
@@ -16,9 +16,6 @@ __all__ = ["ForecastPolicy", "too_little"]
 
 # A verdict that lasts this long is worth a forecast.
 _LASTING: Final = 10.0
-# Less than this is no basis, see `exporter.simulation.calibration`.
-_LEAST_SECONDS: Final = 30.0
-_LEAST_FINISHED: Final = 30.0
 _LOOK_EVERY: Final = 5.0  # a load profile costs milliseconds
 # After a forecast: when the load has changed, and when it has not.
 _SOONEST: Final = 60.0
@@ -85,12 +82,7 @@ def too_little(load: LoadProfile | None) -> str:
     """Return why a load is no basis for a forecast; empty if it is one."""
     if load is None:
         return "its load is not known yet"
-    if load.window_seconds >= _LEAST_SECONDS and load.requests_finished >= _LEAST_FINISHED:
-        return ""
-    return (
-        f"{load.window_seconds:.0f} s with {load.requests_finished:.0f} finished requests were observed, "
-        f"{_LEAST_SECONDS:.0f} s with {_LEAST_FINISHED:.0f} are needed"
-    )
+    return too_little_seen(load.window_seconds, load.requests_finished)
 
 
 def _in_flight(engine: EngineReading) -> float:

@@ -7,9 +7,22 @@ from typing import Any, Final, NamedTuple
 
 from exporter.analysis.lengths import LengthHistogram
 
-__all__ = ["LoadProfile", "StepSlice"]
+__all__ = ["LoadProfile", "StepSlice", "too_little_seen"]
 
 _DIGITS: Final = 6
+# Less than this is no basis for a forecast.
+_LEAST_SECONDS: Final = 30.0
+_LEAST_FINISHED: Final = 30.0
+
+
+def too_little_seen(seconds: float, finished: float) -> str:
+    """Return why a window with so many finished requests is no basis for a forecast; empty if it is one."""
+    if seconds >= _LEAST_SECONDS and finished >= _LEAST_FINISHED:
+        return ""
+    return (
+        f"{seconds:.0f} s with {finished:.0f} finished requests were observed, "
+        f"{_LEAST_SECONDS:.0f} s with {_LEAST_FINISHED:.0f} are needed"
+    )
 
 
 class StepSlice(NamedTuple):

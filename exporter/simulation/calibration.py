@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from exporter.analysis.load_profile import too_little_seen
 from exporter.config import WhatIfConfig
 from exporter.simulation.figures import Figure
 
 __all__ = ["Calibration", "Comparison", "Observed", "calibrate"]
 
-# Less than this proves nothing.
-_SECONDS: Final = 30.0
-_FINISHED: Final = 30.0
 # Relative and absolute band of each compared figure (None: the configured ones), its title and its format.
 _COMPARED: Final[Mapping[str, tuple[float | None, float | None, str, str]]] = {
     "preemptions_per_minute": (None, 0.0, "preemptions per minute", "{:.1f}"),
@@ -85,13 +83,7 @@ def _judge(observed: Observed, comparisons: tuple[Comparison, ...]) -> tuple[boo
     if observed.guessed:
         doubts.insert(0, f"{observed.guessed} is a guess")
     if observed.seconds is not None:
-        finished = observed.finished or 0.0
-        if observed.seconds < _SECONDS or finished < _FINISHED:
-            doubts.insert(
-                0,
-                f"{observed.seconds:.0f} s with {finished:.0f} finished requests were observed, "
-                f"{_SECONDS:.0f} s with {_FINISHED:.0f} are needed",
-            )
+        doubts[:0] = filter(None, [too_little_seen(observed.seconds, observed.finished or 0.0)])
         doubts += [f"{_COMPARED[name][2]} are unknown" for name in _NEEDED if name not in observed.figures]
     if doubts:
         return False, f"do not trust this forecast: {'; '.join(doubts)}"
