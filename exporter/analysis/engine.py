@@ -87,7 +87,6 @@ class Engine:
         self._renewed_at = 0.0
         self._advise: Callable[[], Advice] | None = None
         self._forecast: EngineForecast | None = None
-        self._forecast_of = 0  # the restarts before it: it is of this process
 
     def use(self, thresholds: AnalysisConfig) -> None:
         """Judge by these thresholds from now on."""
@@ -106,7 +105,7 @@ class Engine:
 
     def set_forecast(self, forecast: EngineForecast | None) -> None:
         """Rank the fixes by a forecast from the next poll on, or by cost without one."""
-        self._forecast, self._forecast_of, self._renewed_for = forecast, self.history.restarts, None
+        self._forecast, self._renewed_for = forecast, None
 
     def reconsidered(self) -> EngineReading | None:
         """Return the last reading with the fixes ranked by the forecast that was set since."""
@@ -200,8 +199,9 @@ class Engine:
 
     def _renew(self, s: Situation, verdict: str, names: tuple[str, ...], *, imbalanced: bool) -> None:
         """Renew advice and context, which follow the load slowly, when a reason or their time has come."""
-        old = self._forecast is not None and s.t - self._forecast.at > FORECAST_SECONDS
-        if old or self._forecast_of != self.history.restarts:
+        made, restart = self._forecast, self.history.restart
+        of_old_process = made is not None and restart is not None and restart.at > made.at
+        if made is not None and (of_old_process or s.t - made.at > FORECAST_SECONDS):
             self.set_forecast(None)
         reason = (verdict, names, imbalanced, s.server_facts)
         self._advise = partial(self._advice_of, s, verdict, names, imbalanced=imbalanced)

@@ -1,6 +1,7 @@
 """Forecasts of the commands: those that are due by the sidecar's own policy, made at once."""
 
 from collections.abc import Callable
+from functools import partial
 
 from exporter.analysis.forecast import EngineForecast
 from exporter.analysis.forecast_policy import ForecastPolicy
@@ -32,7 +33,7 @@ def forecast_due(
     """
     made = False
     for name, engine in engine_names(reading).items():
-        load = policy.due(t, engine, lambda key=engine.key: pipeline.load(key))  # type: ignore[misc]
+        load = policy.due(t, engine, partial(pipeline.load, engine.key))
         if load is not None:
             try:
                 document = worker.answer(name, question(engine, load), thresholds, progress=progress)

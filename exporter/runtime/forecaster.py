@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -46,17 +47,16 @@ class Forecaster:
         target = watched.target.name if self._fleet.several else ""  # as the API is asked
         policy = self._policies.setdefault(watched, ForecastPolicy())
         for name, engine in engine_names(reading).items():
-            load = policy.due(reading.t, engine, lambda key=engine.key: watched.pipeline.load(key))  # type: ignore[misc]
+            load = policy.due(reading.t, engine, partial(watched.pipeline.load, engine.key))
             if load is not None:
                 await self._forecasts.make(target, name, question(engine, load))
 
-    def _made(self, target: str, name: str, document: Mapping[str, Any]) -> None:
-        """Give a forecast to the pipeline of its engine; it is of the last reading."""
+    def _made(self, target: str, name: str, at: float, document: Mapping[str, Any]) -> None:
+        """Give a forecast to the pipeline of its engine; it is from the readings up to `at`."""
         for watched in self._fleet:
             if watched.reading is None or (self._fleet.several and watched.target.name != target):
                 continue
             engine = engine_names(watched.reading).get(name)
             if engine is not None:
-                made = EngineForecast.from_dict(document, watched.reading.t)
-                watched.pipeline.set_forecast(engine.key, made)
+                watched.pipeline.set_forecast(engine.key, EngineForecast.from_dict(document, at))
                 return

@@ -27,7 +27,7 @@ from exporter.simulation.whatif import Forecast
 __all__ = ["answer", "forecast_engine", "to_dict", "to_text"]
 
 _NICE: Final = 19  # the sidecar shares its machine with vLLM
-# It works for so many seconds of CPU time, then sleeps; what a hostile server makes it need is bounded.
+# It sleeps after each of these slices of CPU time, in seconds. Its memory is bounded, whatever a server says.
 _SLICE: Final = 0.002
 _DUTY: Final = 0.5
 _MOST_MEMORY: Final = 48 << 20

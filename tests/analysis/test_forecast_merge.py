@@ -158,6 +158,19 @@ def test_the_pipeline_shows_the_forecast_from_the_next_poll_and_forgets_it_after
     assert not any(each.gain for each in shown.advice.fixes)
 
 
+def test_a_forecast_that_took_until_after_a_restart_is_not_used():
+    """Its readings are those of the old process."""
+    stage = stage_of_a_storm()
+    before = stage.readings[-1]
+    stage.restart()
+    stage.play(2, **STORM)
+    late = replace(forecast(one("fp8_kv_cache", "helps", 1.4)), at=before.t)
+    stage.pipeline.set_forecast(engine_of(before).key, late)
+    shown = engine_of(stage.play(1, **STORM)[-1])
+    assert shown.forecast is None
+    assert not any(each.gain for each in shown.advice.fixes)
+
+
 def test_the_best_of_several_simulated_values_is_the_forecast_of_a_fix():
     """What makes things worse is chosen only if nothing else was tried."""
     calibration = {"trusted": True, "sentence": "they match"}

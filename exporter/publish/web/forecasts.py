@@ -34,7 +34,8 @@ class Forecasts:
         """Prepare; `status` returns the state of the target of a name and may raise LookupError."""
         self._status = status
         self.config = config  # thresholds, and the time limit of a forecast
-        self.made: Callable[[str, str, Mapping[str, Any]], None] | None = None  # is told of each forecast
+        # Called with each forecast: its target, its engine, when it was requested, and the document.
+        self.made: Callable[[str, str, float, Mapping[str, Any]], None] | None = None
         self._clock = clock
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -70,6 +71,7 @@ class Forecasts:
 
     async def make(self, target: str, name: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Simulate an engine by its status; the result of a failure has an ``error`` and a ``status``."""
+        at = self._clock()  # it is as old as the status, however long it takes
         async with self._lock:
             limit = self.config.time_limit
             request = {"engine": name, "status": status, "limits": asdict(self.config)}
@@ -84,13 +86,13 @@ class Forecasts:
             elif "error" in forecast:
                 forecast = {"status": 409, **forecast}
             else:
-                self._keep(target, name, forecast)
+                self._keep(target, name, at, forecast)
             if self.made is not None:
-                self.made(target, name, forecast)
+                self.made(target, name, at, forecast)
             return forecast
 
-    def _keep(self, target: str, name: str, forecast: Mapping[str, Any]) -> None:
-        self._last[target, name] = self._clock(), forecast
+    def _keep(self, target: str, name: str, at: float, forecast: Mapping[str, Any]) -> None:
+        self._last[target, name] = at, forecast
         while len(self._last) > _MOST_KEPT:
             del self._last[next(iter(self._last))]
 
