@@ -20,7 +20,7 @@ from exporter.runtime import process
 from exporter.runtime.pace import Pace
 from exporter.runtime.poller import PollOutcome, Watcher
 from exporter.vllm import prober
-from exporter.vllm.anonymise import anonymise
+from exporter.vllm.anonymise import anonymise, anonymise_probes
 from exporter.vllm.client import MetricsClient
 from exporter.vllm.recording import Header, Poll, Writer
 
@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_for(parser)
     parser.add_argument(
-        "--anonymise", action="store_true", help="replace the names of models and adapters by hashes"
+        "--anonymise",
+        action="store_true",
+        help="keep only vLLM's own words and numbers; hash all other label values",
     )
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_flags(parser, POLLING)
@@ -114,6 +116,8 @@ async def _record(
     try:
         probes = await _run_until(prober.header_of(client, patient), stopped) or {}
         name, arguments = path.name.partition(".jsonl")[0], config.engine.args or {}
+        if options.anonymise:
+            probes = anonymise_probes(probes)
         header = Header(name, config.poll.interval, dict(target.facts), probes, arguments)
         with contextlib.closing(Writer(path, header, force=options.force)) as writer:
             salt = secrets.token_bytes(8) if options.anonymise else None
