@@ -16,6 +16,7 @@ import gzip
 import json
 import math
 import os
+import re
 import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,14 @@ _GZIP_WBITS: Final = 31  # zlib's code for: with gzip's header and check sum
 _BLOCK: Final = 64 * 1024
 # A poll's largest body, 8 MiB, with each byte escaped: the bound on memory for a file without newlines.
 _LONGEST_LINE: Final = 56 * 1024 * 1024
+_LONGEST_HEADER: Final = 1024 * 1024
+_MOST_BLANK: Final = 1024 * 1024  # bytes of blank lines
+_MOST_POLLS: Final = 1_000_000  # eleven days of them
+# A poll is an object without objects in it: a line of 50 MB of `{},{},...` would become 1.5 GB.
+_STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
+_FLAT: Final = re.compile(
+    rb"\s*+\{(?:\s*+" + _STRING + rb"\s*+:\s*+(?:" + _STRING + rb"|[^\s\"\[\]{},]++)\s*+,?+){0,32}+\s*+\}\s*+"
+)
 
 
 class RecordingError(ValueError):
@@ -86,7 +95,7 @@ class Poll:
 def read(path: str | os.PathLike[str]) -> Iterator[Header | Poll]:
     """Yield a recording's header, then its polls, without holding the whole file in memory.
 
-    Blank lines and unknown keys are ignored.
+    Blank lines and unknown keys with plain values are ignored, within bounds on memory and on polls.
 
     Raises:
         RecordingError: after everything readable, if the file is cut off, broken or has another form.
@@ -94,8 +103,11 @@ def read(path: str | os.PathLike[str]) -> Iterator[Header | Poll]:
     """
     with Path(path).open("rb") as file:
         before: float | None = None  # the time of the previous poll
-        for number, line in _lines(file):
+        for polls, (number, line) in enumerate(_lines(file)):
+            if polls > _MOST_POLLS:
+                raise RecordingError(number, f"expected at most {_MOST_POLLS} polls, got more")
             try:
+                _check_form(line, header=before is None)
                 row = _object(line)
                 value = _header(row) if before is None else _poll(row, before)
             except ValueError as error:
@@ -110,7 +122,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield each line that is not blank with its number, from 1."""
     number = 1
     parts: list[bytes] = []  # of a line whose end has not been read yet
-    length = 0
+    length = blank = 0
     try:
         for block in chain(_blocks(file), [b"\n"]):  # the last line may have no end
             *ends, rest = block.split(b"\n")
@@ -118,6 +130,10 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 line = b"".join([*parts, end])
                 if line.strip():
                     yield number, line
+                else:
+                    blank += len(line) + 1
+                    if blank > _MOST_BLANK:
+                        raise RecordingError(number, "expected a recording, got nothing but blank lines")
                 number += 1
                 parts, length = [], 0
             parts.append(rest)
@@ -166,6 +182,14 @@ def _unzipped(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield inflater.flush()  # the text that the bound on the last block's size held back
     if not inflater.eof:
         raise EOFError("its end: the file is cut off")
+
+
+def _check_form(line: bytes, *, header: bool) -> None:
+    """Refuse what would need far more memory than its line, before it is read as JSON."""
+    if header and len(line) > _LONGEST_HEADER:
+        raise ValueError(f"expected a header of at most {_LONGEST_HEADER} bytes, got {len(line)}")
+    if not header and len(line) > _LONGEST_HEADER and not _FLAT.fullmatch(line):
+        raise ValueError(f"expected a poll with few and plain values, got {reprlib.repr(line)}")
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -392,6 +392,47 @@ def test_a_line_without_end_is_given_up(tmp_path):
     assert "bytes, got more" in str(error)
 
 
+MANY = 200_000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD_HEADER + '\n{"t": 0, "error": "x", "z": [' + "{}," * 6 * MANY + "{}]}", "few and plain values"),
+        (GOOD_HEADER + '\n{"t": 0, "error": "x"' + ',"a":1' * MANY + "}", "few and plain values"),
+        ('{"case": "a", "interval": 1, "z": [' + "{}," * 6 * MANY + "{}]}", "expected a header of at most"),
+    ],
+)
+def test_a_small_file_cannot_make_much_memory(tmp_path, text, message):
+    """Zipped these are some kilobytes, as Python's objects a hundred megabytes."""
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    tracemalloc.start()
+    _, error = read_until_broken(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert message in str(error)
+    assert peak < 20_000_000
+
+
+@pytest.mark.parametrize("line", ["\n", " " * MANY + "\n"], ids=["empty", "spaces"])
+def test_a_small_file_cannot_make_much_work(tmp_path, line):
+    """Blank lines compress a thousandfold."""
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{GOOD_HEADER}\n{line * (7 * MANY // len(line))}{GOOD_POLL}\n".encode()))
+    found, error = read_until_broken(path)
+    assert found == [Header("a")]
+    assert "nothing but blank lines" in str(error)
+
+
+def test_polls_are_bounded(tmp_path, monkeypatch):
+    """A million is eleven days at one per second."""
+    monkeypatch.setattr("exporter.vllm.recording._MOST_POLLS", 3)
+    polls = [Poll(float(t), b"x") for t in range(4)]
+    assert read_until_broken(write(tmp_path / "three.jsonl", polls[:3]))[1] is None
+    assert "at most 3 polls" in str(read_until_broken(write(tmp_path / "four.jsonl", polls))[1])
+
+
 # ---- the test data
 
 
