@@ -199,6 +199,7 @@ class AnalysisConfig(Section):
     thrash_ratio: float = option(0.8, number(0.05, 100), "preemptions per finished request that make a storm; healthy runs had 0.08")
     thrash_leave_ratio: float = option(0.4, number(0.0, 100), "preemptions per finished request below which a storm ends; storms had 2.4")
     tokens_fallen: float = option(0.5, number(0.05, 1), "tokens/s below this share of the engine's usual level count as harm")
+    latency_grown: float = option(2.0, number(1.1, 100), "end-to-end or inter-token latency above this many times the engine's usual level counts as harm")
     light_for: float = option(90.0, duration(5, HOUR), "keep reporting preemption_light this long after the last preemption")
     light_ratio: float = option(0.03, number(0.0, 1), "fewer preemptions per finished request than this are ignored")
     kv_full: float = option(0.9, number(0.5, 1), "KV usage that counts as full if request lengths are unknown")

@@ -13,8 +13,8 @@ from exporter.analysis.words import WORDS
 from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, runbook_url
 from exporter.rules import template
 from exporter.rules.form import Group, Rule, by_topic
-from exporter.rules.native_alerts import NativeAlert, native_alerts
-from exporter.rules.native_signals import RECORDED, any_name, recorded
+from exporter.rules.native_alerts import NativeAlert, native_alerts, unless
+from exporter.rules.native_signals import DERIVED, RECORDED, any_name, recorded
 from exporter.rules.options import NATIVE_JOB, Options, Thresholds
 from exporter.rules.promql import Series, aggregated, block, equals
 
@@ -66,6 +66,9 @@ class _Maker:
         for word, row in RECORDED.items():
             expr = self._any(row.reading, row.function)
             yield Rule(recorded(word), aggregated(row.over, self._engine, expr))
+        names = {word: recorded(word) for word in (*RECORDED, *DERIVED)}
+        for word, (_, expr) in DERIVED.items():
+            yield Rule(recorded(word), expr.format_map(names))
 
     def scraped(self, result: str = "") -> str:
         """Return the engines seen within the last hour on servers that Prometheus still scrapes."""
@@ -92,8 +95,13 @@ class _Maker:
             share = ("\n{{- $sep }}{{ $value | humanizePercentage }} of its engines",)
             text = self._text(alert, "model", self._model, share)
             yield self._rule(alert, "VllmNativeModel", Severity.CRITICAL, self._share(alert), text)
-        severity = Severity.CRITICAL if engines_page else alert.severity
-        yield self._rule(alert, "VllmNative", severity, alert.condition, self._of_engine(alert))
+        text, condition = self._of_engine(alert), alert.condition
+        if engines_page:
+            yield self._rule(alert, "VllmNative", Severity.CRITICAL, alert.paging, text)
+            if alert.paging == condition:
+                return
+            condition += unless(alert.paging)
+        yield self._rule(alert, "VllmNative", alert.severity, condition, text)
 
     def _rule(self, alert: NativeAlert, prefix: str, severity: Severity, expr: str, text: str) -> Rule:
         entry = catalogue.load().entry(alert.entry)
@@ -109,7 +117,7 @@ class _Maker:
         """Return the share of a model's engines for which a condition applies."""
         engines = self.scraped() if alert.entry == "unreachable" else recorded("running")
         whole = aggregated("count", self._model, engines)
-        return f"{aggregated('count', self._model, alert.condition)}\n/\n{whole}\n>= {PAGE_SHARE}"
+        return f"{aggregated('count', self._model, alert.paging)}\n/\n{whole}\n>= {PAGE_SHARE}"
 
     def _of_engine(self, alert: NativeAlert) -> str:
         """Return the description of the alert of an engine."""

@@ -4,17 +4,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.catalogue import Severity
-from exporter.rules.native_signals import RECORDED, recorded
+from exporter.rules.native_signals import DERIVED, RECORDED, recorded
 from exporter.rules.options import Thresholds
 from exporter.rules.promql import block
 
-__all__ = ["NativeAlert", "native_alerts"]
+__all__ = ["NativeAlert", "native_alerts", "unless"]
 
 # Recorded series and the signal whose words they have.
 _RATE: Final = ("preempting", "preemptions_per_second")
 _KV: Final = ("kv_max", "kv_usage_max_ratio")
 _RUNNING: Final = ("running", "requests_running")
 _WAITING: Final = ("waiting_low", "requests_waiting")
+_TOKENS: Final = ("tokens", "generation_tokens_per_second")
+_TOKENS_LEVEL: Final = ("tokens_level", "generation_tokens_per_second_recent")
+_INTER_TOKEN: Final = ("inter_token", "inter_token_latency_mean_seconds")
 _DEFERRED: Final = ("deferred_low", "requests_deferred")
 
 
@@ -29,7 +32,13 @@ class NativeAlert:
     summary: str = ""  # its own sentence, where it proves less than the verdict
     comment: str = ""  # for the reader of the file
     page: bool = False  # whether the model has a paging alert too
+    harm: str = ""  # PromQL of the engines for which it may page, if not for all
     severity: Severity = Severity.WARNING  # of the alert of one engine
+
+    @property
+    def paging(self) -> str:
+        """PromQL of the engines for which it pages."""
+        return f"{self.condition}\nand (\n{block(self.harm)}\n)" if self.harm else self.condition
 
     @property
     def name(self) -> str:
@@ -65,16 +74,18 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
             "scheduler_deadlock", f"{c.waiting}\nand {c.none_runs}\nand {c.still}", (_WAITING, _KV), page=True
         ),
         NativeAlert(
-            "preemption_thrash", c.storm, (_RATE, _KV, _RUNNING), page=True,
+            "preemption_thrash", c.storm, (_RATE, _KV, _RUNNING, _TOKENS, _TOKENS_LEVEL, _INTER_TOKEN),
+            page=True, harm=c.harm,
             comment="About as many preemptions as finished requests, and more than long answers have in\n"
-            "a healthy engine; the pool was full at its peak, whatever it reads now.",
+            "a healthy engine; the pool was full at its peak, whatever it reads now. It pages where tokens\n"
+            "fell or latency grew against calm times, or nothing finishes, or no calm times are known.",
         ),
         NativeAlert(
-            "kv_bound", f"{c.waiting}\nand {c.full}{_unless(c.storm, c.deferred)}", queue,
+            "kv_bound", f"{c.waiting}\nand {c.full}{unless(c.storm, c.deferred)}", queue,
             summary="Requests wait, and the KV pool is full.",
         ),
         NativeAlert(
-            "seat_bound", f"{c.waiting}\nand {c.room}\nand {c.plateau}{_unless(c.deferred)}", queue,
+            "seat_bound", f"{c.waiting}\nand {c.room}\nand {c.plateau}{unless(c.deferred)}", queue,
             summary="Requests wait, as many run as before, and KV has room, so seats are the likely limit.",
             comment="vLLM exports no max_num_seqs: a plateau is a hint, not a proof.",
         ),
@@ -83,7 +94,7 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
             comment="vLLM reports this from 0.20 on.",
         ),
         NativeAlert(
-            "queue_not_kv", f"{c.waiting}\nand {c.room}{_unless(c.plateau, c.deferred)}", queue,
+            "queue_not_kv", f"{c.waiting}\nand {c.room}{unless(c.plateau, c.deferred)}", queue,
             summary="Requests wait, and KV usage is low.",
             comment="A long prompt may still not fit; a percentage does not show that.",
         ),
@@ -95,7 +106,7 @@ class _Conditions:
     """Conditions that several alerts share or exclude."""
 
     def __init__(self, t: Thresholds) -> None:
-        r = {word: recorded(word) for word in RECORDED}
+        r = {word: recorded(word) for word in (*RECORDED, *DERIVED)}
         self.running, self.waiting = f"{r['running_min']} > 0", f"{r['waiting_low']} > 0"
         self.none_runs = f"{r['running_max']} == 0"
         self.full = f"{r['kv_max']} >= {t.kv_full:g}"
@@ -114,7 +125,23 @@ class _Conditions:
             f"and {r['preempting']} * {t.seconds_between:g} > {r['running']}\n"
             f"and {self.full}"
         )
+        unknown = "\n".join(
+            [r["preempted"], f"unless {r['tokens_level']}", f"unless {r['inter_token_level']}"]
+        )
+        self.harm = "\nor ".join(
+            (
+                f"{r['tokens']} < {t.tokens_fallen:g} * {r['tokens_level']}",
+                *(
+                    f"{r[word]} > {t.latency_grown:g} * {r[word + '_level']}"
+                    for word in ("inter_token", "latency")
+                ),
+                f"{r['finished_long']} == 0 and min_over_time({r['running_min']}[10m]) > 0",
+                # Of about one preemption per finished request a quarter of the work is done twice, and more.
+                f"({block(unknown).strip()})",
+            )
+        )
 
 
-def _unless(*conditions: str) -> str:
+def unless(*conditions: str) -> str:
+    """Return the end of an expression that leaves out engines for which a condition applies."""
     return "".join(f"\nunless (\n{block(condition)}\n)" for condition in conditions)

@@ -7,7 +7,7 @@ from typing import Final
 from exporter.rules.promql import equals, selected
 from exporter.vllm.names import NAMES, PREFIXES, spellings
 
-__all__ = ["RECORDED", "Recorded", "any_name", "recorded"]
+__all__ = ["DERIVED", "RECORDED", "Recorded", "any_name", "recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,39 @@ RECORDED: Final[Mapping[str, Recorded]] = {
     "tokens": Recorded("generation_tokens", "generation_tokens:rate3m", "rate({}[3m])", "sum"),
     "prompts": Recorded("prompt_tokens", "prompt_tokens:rate3m", "rate({}[3m])", "sum"),
     "steps": Recorded("engine_steps", "iteration_tokens:rate3m", "rate({}[3m])", "sum"),
+    "between": Recorded("inter_token_seconds", "inter_token_seconds_sum:rate3m", "rate({}[3m])", "sum"),
+    "between_count": Recorded("inter_token_count", "inter_token_seconds_count:rate3m", "rate({}[3m])", "sum"),
+    "finished_long": Recorded("requests_finished", "request_success:increase10m", "increase({}[10m])", "sum"),
     "resets": Recorded("generation_tokens", "generation_tokens:resets15m", "resets({}[15m])", "max"),
 }
 
 
+# What is computed from those, in this order: the name and its PromQL, where words stand for names. A level is
+# that of calm times (no preemption) in the last three hours, if they are three minutes or more. Latencies
+# grow with the load, so theirs is one of the higher ones.
+_CALM: Final = "{%s}\nunless {preempted} > 0"
+_LEVEL: Final = "quantile_over_time(%s, {%s}[3h])\nand count_over_time({%s}[3h]) >= 12"
+DERIVED: Final[Mapping[str, tuple[str, str]]] = {
+    "inter_token": ("inter_token_seconds:mean3m", "{between} / ({between_count} > 0)"),
+    # By Little's law: what is in the server, by what leaves it.
+    "latency": (
+        "request_seconds:mean2m",
+        "({running} + ({waiting_low} or 0 * {running}))\n* 120 / ({finished} > 0)",
+    ),
+    "tokens_calm": ("generation_tokens:calm", _CALM % "tokens" + "\nunless {running} == 0"),
+    "inter_token_calm": ("inter_token_seconds:calm", _CALM % "inter_token"),
+    "latency_calm": ("request_seconds:calm", _CALM % "latency"),
+    "tokens_level": ("generation_tokens:level3h", _LEVEL % ("0.5", "tokens_calm", "tokens_calm")),
+    "inter_token_level": (
+        "inter_token_seconds:level3h", _LEVEL % ("0.75", "inter_token_calm", "inter_token_calm"),
+    ),
+    "latency_level": ("request_seconds:level3h", _LEVEL % ("0.75", "latency_calm", "latency_calm")),
+}  # fmt: skip
+
+
 def recorded(word: str) -> str:
     """Return the name of a recording rule; the colon of vLLM's names becomes an underscore."""
-    return f"engine:vllm_{RECORDED[word].name}"
+    return f"engine:vllm_{RECORDED[word].name if word in RECORDED else DERIVED[word][0]}"
 
 
 def any_name(reading: str, function: str, selector: str) -> str:

@@ -43,6 +43,10 @@ class Thresholds:
 
     # Preemptions per finished request that make a storm; healthy runs had 0.08.
     preemptions_per_request: float = AnalysisConfig().thrash_ratio
+    # Harm that makes a storm page: tokens per second below this share of the engine's level in calm times,
+    # or latency above this many times that level.
+    tokens_fallen: float = AnalysisConfig().tokens_fallen
+    latency_grown: float = AnalysisConfig().latency_grown
     preemptions: float = 5.0  # fewer within two minutes are no storm
     # A storm preempts each running request more often than once in this time; answers of 32k tokens are
     # preempted every twenty minutes in full health.

@@ -1,6 +1,7 @@
 """The committed rule files, and what the options of `rules` make of them."""
 
 import re
+import textwrap
 
 import pytest
 import yaml
@@ -123,6 +124,16 @@ def test_who_wants_it_is_paged_by_engine(capsys):
     assert by_engine["VllmPreemptionThrash"]["labels"]["severity"] == "critical"
     assert by_engine["VllmKvPressureRising"]["labels"]["severity"] == "warning"
     assert "vllm_pressure_severity" in by_engine["VllmDeferredWait"]["expr"]
+
+
+def test_without_the_exporter_an_engine_pages_by_a_storm_only_with_harm(capsys):
+    """Paged by engine, the same alert is critical with harm and a warning without."""
+    text = rules(capsys, "--native", "--page-by", "engine")
+    rows = [row for group in yaml.safe_load(text)["groups"] for row in group["rules"]]
+    page, warning = (row for row in rows if row.get("alert") == "VllmNativePreemptionThrash")
+    assert (page["labels"]["severity"], warning["labels"]["severity"]) == ("critical", "warning")
+    assert "level3h" in page["expr"]
+    assert warning["expr"].endswith(f"unless (\n{textwrap.indent(page['expr'], '  ')}\n)")
 
 
 def test_a_selector_stands_in_every_series(capsys):

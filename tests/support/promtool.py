@@ -44,6 +44,9 @@ def alone(folder: Path, rules: Path, alert: str) -> Path:
     """Write a rule file with one alert's rules and the recording rules that they read: ten times as fast."""
     groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
     read = " ".join(str(rule) for group in groups for rule in group["rules"] if rule.get("alert") == alert)
+    for rule in reversed([rule for group in groups for rule in group["rules"] if "record" in rule]):
+        if rule["record"] in read:  # it may read earlier ones
+            read += rule["expr"]
     for group in groups:
         group["rules"] = [
             rule

@@ -56,7 +56,7 @@ class Story:
 
 def recording(name: str) -> Path:
     """Read a real recording or a field case."""
-    folder = "cases" if re.fullmatch(r"[A-Z]\d[a-z]?", name) else "recordings"
+    folder = "cases" if re.fullmatch(r"[A-Z]\d+[a-z]?", name) else "recordings"
     return TESTS / folder / f"{name}.jsonl.gz"
 
 

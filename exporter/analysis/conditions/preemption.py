@@ -12,8 +12,7 @@ _LEAST_FINISHED: Final = 3
 # Preemptions that recompute this share of all tokens are a storm even where nothing else is known.
 _RECOMPUTED_STORM: Final = 0.8
 _STORM_PREEMPTED: Final = 10
-# Harm: latency times its usual, work done twice, and how much less of either is enough to stay critical.
-_DOUBLED: Final = 2.0
+# How much less harm is enough to stay critical.
 _LESS_TO_STAY: Final = 0.75
 # Calm times with this share of the present requests tell what is usual.
 _AS_MANY: Final = 0.7
@@ -38,9 +37,10 @@ def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | Non
 def _latency_doubled(s: Situation) -> tuple[Evidence, ...]:
     """The time between two tokens, where it is the harm that makes the storm critical."""
     now, usual = s.signals.inter_token_latency_mean_seconds, s.pace.calm_inter_token_seconds
-    if now is None or usual is None or now < _DOUBLED * usual:
+    factor = s.thresholds.latency_grown
+    if now is None or usual is None or now < factor * usual:
         return ()
-    return some(("inter_token_latency_mean_seconds", now, _DOUBLED * usual))
+    return some(("inter_token_latency_mean_seconds", now, factor * usual))
 
 
 def thrash_is_critical(s: Situation, critical: bool) -> bool:
@@ -48,7 +48,7 @@ def thrash_is_critical(s: Situation, critical: bool) -> bool:
     if s.tokens_fell or nothing_finishes(s, critical):
         return True
     margin = _LESS_TO_STAY if critical else 1.0
-    if _latency_grew(s, _DOUBLED * margin):
+    if _latency_grew(s, s.thresholds.latency_grown * margin):
         return True
     if _usual_is_known(s):
         return False
