@@ -576,7 +576,7 @@ def test_taking_a_reading_never_waits():
             for _ in range(100):
                 push.say("kv_bound")
                 push.say("seat_bound")
-            assert loop.time() - begin < 0.5
+            assert loop.time() - begin < 5  # a wait for the server would last for ever
 
     asyncio.run(story())
 
