@@ -322,10 +322,11 @@ def _fix() -> Row:
         "Fix: what to change",
         [
             table(
-                "Recommended changes, best first",
-                "Fixes for each engine's verdict in order of rank, with the value for the flag, and tokens/s "
-                "after the change / now where a simulation matches the server. The exporter's page and its "
-                "command check add the fixes that will not help; the runbook lists the risks.",
+                "Recommended changes by rank",
+                "Fixes for each engine's verdict, best first where a simulation matches the server, else "
+                "cheapest first: the value for the flag, and tokens/s after the change / now by that "
+                "simulation. The exporter's page and its command check add the fixes that will not help; the "
+                "runbook lists the risks.",
                 *(
                     Query(expr, instant=True, form="table")
                     for expr in (

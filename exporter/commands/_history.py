@@ -37,8 +37,8 @@ class _Incident:
         happened = []
         for name in _COUNTED:
             then, now = (getattr(each.signals, name) for each in (self.before, self.last))
-            if now is not None:
-                happened.append(WORDS[name].phrase(now - (then or 0.0)))
+            if now is not None and then is not None:
+                happened.append(WORDS[name].phrase(now - then))
         if self.kv_peak is not None:
             happened.append(_PEAK.phrase(self.kv_peak))
         names = ", ".join(name.replace("_", " ") for name in self.verdicts)

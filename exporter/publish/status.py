@@ -13,11 +13,12 @@ from exporter.analysis.pipeline import EngineReading, ModelReading, TargetReadin
 from exporter.analysis.relief import limit_words, relief
 from exporter.analysis.target_verdict import REACHABLE, TargetJudgement
 from exporter.analysis.words import label, number
+from exporter.publish.page.text import span
 from exporter.vllm.exposition import EngineKey
 
 __all__ = [
     "choose_engine", "effects", "engine_names", "inputs_of", "poll_object", "question",
-    "status_object", "verdicts",
+    "ranking", "status_object", "verdicts",
 ]  # fmt: skip
 
 # Digits after the point: enough for a token's microseconds, and no noise of floating point.
@@ -160,6 +161,12 @@ def inputs_of(advice: FixAdvice) -> str:
         f"{label(name)} {value if isinstance(value, str) else number(name, value)}"
         for name, value in advice.inputs.items()
     )
+
+
+def ranking(engine: EngineReading, now: float) -> str:
+    """Return what the order of the fixes rests on, and how old the forecast is; empty without any."""
+    sentence, made = engine.advice.sentence, engine.forecast
+    return f"{sentence[:-1]}; forecast {span(now - made.at)} old." if sentence and made else sentence
 
 
 def _forecast(engine: EngineReading, now: float) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from exporter.analysis.relief import NOW, limit_words, loss, paid, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.alerts.table import NUMBERS
-from exporter.publish.status import effects, engine_names, inputs_of, verdicts
+from exporter.publish.status import effects, engine_names, inputs_of, ranking, verdicts
 
 __all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
 
@@ -53,7 +53,7 @@ def report(reading: TargetReading, paint: Paint = plain) -> Iterator[str]:
         yield f"  {table.findings[finding].summary}"
     for name, engine in engine_names(reading).items():
         yield ""
-        yield from _engine(name, engine, paint)
+        yield from _engine(name, engine, paint, reading.t)
     for model, of_model in reading.models.items():
         for finding in of_model.findings:
             yield ""
@@ -68,7 +68,7 @@ def headline(reading: TargetReading) -> str:
     return f"{_title(verdict)} ({severity.value})"
 
 
-def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
+def _engine(name: str, engine: EngineReading, paint: Paint, now: float) -> Iterator[str]:
     table = catalogue.load()
     judgement = engine.judgement
     title = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
@@ -85,9 +85,9 @@ def _engine(name: str, engine: EngineReading, paint: Paint) -> Iterator[str]:
     for finding in engine.findings:
         yield f"  also {_title(finding)}: {table.entry(finding).summary}"
     if engine.advice.fixes:
-        yield "What to change, best first"
-        if engine.advice.sentence:
-            yield f"  {inert(engine.advice.sentence)}"
+        yield engine.advice.heading
+        if sentence := ranking(engine, now):
+            yield f"  {inert(sentence)}"
         for rank, advice in enumerate(engine.advice.fixes, start=1):
             yield from _advice(rank, advice, engine.signals.requests_running)
     if engine.advice.rejected:

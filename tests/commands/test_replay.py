@@ -5,15 +5,18 @@ import gzip
 import io
 import json
 import re
+from collections import deque
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import bodies, real_recordings
 from support.real_recordings import write_recording
+from support.scenes import Stage
 
 from exporter import cli
 from exporter.analysis.signals import NAMES
+from exporter.commands._history import History
 from exporter.simulation import worker
 from exporter.vllm.recording import Header, Poll
 
@@ -157,6 +160,23 @@ def test_the_report_sums_up_times_and_incidents(run, replayed):
     form = r" +33\.0s  for 73 s  preemption thrash, unreachable \(critical\)  192 preempted, 74 finished, .*"
     assert re.fullmatch(form, report[-2])
     assert re.match(r" +108\.0s  for 33 s  preemption thrash \(critical\)  144 preempted, 62 fin", report[-1])
+
+
+@pytest.mark.parametrize(
+    ("absent", "told"), [((), "114 preempted, 29 finished"), (("preemptions",), "30 fin")]
+)
+def test_an_incident_counts_what_happened_in_it_only(absent, told):
+    """A counter that was unknown before it would count the server's whole life."""
+    stage = Stage(cache={"kv_cache_size_tokens": 10_000}, absent=absent)
+    stage.players["0"].counted |= {"preemptions": 9000.0, "finished": 5000.0}
+    readings = stage.play(60, running=5, kv=0.3, tokens=300, finished=1)
+    stage.players["0"].absent = frozenset()
+    storm = {"running": 20, "waiting": 12, "kv": 0.98, "tokens": 100, "finished": 0.5, "preemptions": 2}
+    readings += stage.play(60, **storm)
+    history = History()
+    for reading in readings:
+        deque(history.note(reading.t, reading), maxlen=0)
+    assert re.search(rf"\)  {told}", list(history.report())[-1])
 
 
 def test_a_calm_recording_has_no_incident(run):

@@ -278,7 +278,7 @@ def test_shares_of_time_are_the_whole_together(prometheus):
 
 def test_fixes_stand_by_rank_and_nothing_is_said_where_there_are_none(prometheus):
     """A table without rows would leave one wondering whether it works."""
-    (fixes,) = (one for one in TARGETS if (one.title, one.ref) == ("Recommended changes, best first", "A"))
+    (fixes,) = (one for one in TARGETS if (one.title, one.ref) == ("Recommended changes by rank", "A"))
     ranks = sorted(value for _, (value,) in prometheus.of(fixes, STORM))
     assert ranks == list(itertools.islice(itertools.count(1), len(ranks)))
     ((labels, _),) = prometheus.of(fixes, {"pod": "llama-1"})

@@ -365,7 +365,7 @@ def test_a_page_says_who_what_and_what_to_change():
     assert impact == entry.impact
     assert now == "Now, without a restart:"
     assert deeds == [f"* {deed}" for deed in relief(entry.name, Severity.WARNING, limit_words(None))]
-    assert title == "What to change, best first; a restart loses what runs and takes minutes:"
+    assert title == table.FIXES_HEAD
     assert [line[:3] for line in (first, second, third)] == ["1. ", "2. ", "3. "]
     watermark = next(line for line in (first, second, third) if "(--watermark " in line)
     assert watermark.endswith(") [restart]")

@@ -51,6 +51,12 @@ class Advice:
     rejected: tuple[RejectedFix, ...] = ()
     sentence: str = ""  # what the order rests on, and why there are no gains
 
+    @property
+    def heading(self) -> str:
+        """The head of the fixes, which says what ranked them."""
+        by_forecast = any(one.forecast is not None and one.forecast.helps for one in self.fixes)
+        return f"What to change, {'best' if by_forecast else 'cheapest'} first"
+
 
 Answer = FixAdvice | RejectedFix
 FixRule = Callable[[str, "Case"], Answer]

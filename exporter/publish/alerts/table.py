@@ -35,7 +35,7 @@ DASHBOARDS: Final[Mapping[str, str]] = {
     "target": "vllm-pressure-engine",
     "exporter": "vllm-pressure-exporter",
 }
-FIXES_HEAD: Final = "What to change, best first; a restart loses what runs and takes minutes:"
+FIXES_HEAD: Final = "What to change, in this order; a restart loses what runs and takes minutes:"
 # A page lists the best fixes; the others are in the runbook.
 FIXES_SHOWN: Final = 3
 # A model pages when at least one engine, and this share of its engines, are in a critical verdict.
@@ -139,7 +139,7 @@ def description(
         entry: its verdict or finding.
         who: as `subject` gives it.
         numbers: ``KV usage peak 97%`` and the like, in the order of `NUMBERS`.
-        fixes: lines of `fix_line`, best first, or template code that yields such lines.
+        fixes: lines of `fix_line`, by rank, or template code that yields such lines.
         limit: as `limit_words` gives it, or template code that yields that.
     """
     shown, advised = ", ".join(numbers), list(fixes)

@@ -49,7 +49,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("severity", "gauge", _ENGINE, "Severity of the engine's current verdict: 0 none, 1 info, 2 warning, 3 critical."),
     MetricRow("verdict_seconds", "counter", (*_ENGINE, "verdict"), "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time."),
     MetricRow("finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine."),
-    MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the best."),
+    MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the first: the best by a simulation that matches the server, else the cheapest."),
     MetricRow("gateway_limit_requests", "gauge", _ENGINE, "Requests to allow at once at a gateway: the most that ran without preemption, where more are in flight now. Absent where unknown or of no use."),
     MetricRow("fix_value", "gauge", (*_ENGINE, "fix"), "Value for the flag of each advised fix. Absent where none is known."),
     MetricRow("fix_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after each advised fix / now, by a simulation that matches the server. Absent without one."),

@@ -15,7 +15,7 @@ from exporter.analysis.words import WORDS, label, number
 from exporter.publish.page.text import SEVERITY_WORDS, short, title
 from exporter.publish.page.timeline import Track
 from exporter.publish.page.view import TargetView, View
-from exporter.publish.status import effects, inputs_of
+from exporter.publish.status import effects, inputs_of, ranking
 
 __all__ = ["engine_card", "impact"]
 
@@ -59,6 +59,7 @@ def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dic
         "evidence": judgement.evidence,
         "findings": [(finding, table.entry(finding).summary) for finding in engine.findings],
         "fixes": [_fix(advice, engine.signals.requests_running) for advice in engine.advice.fixes],
+        "ranking": ranking(engine, view.now),
         "open_fixes": _OPEN_FIXES,
         "rejected": [(table.fixes[each.fix], each.reason) for each in engine.advice.rejected],
         "charts": None if track is None else _charts(target, index, engine, track),
