@@ -20,6 +20,7 @@ _LOOK_EVERY: Final = 5.0  # a load profile costs milliseconds
 # After a forecast: when the load has changed, and when it has not.
 _SOONEST: Final = 60.0
 _LATEST: Final = 600.0
+_FRESH: Final = 120.0  # while somebody looks
 _CHANGED: Final = 1.5
 
 
@@ -51,16 +52,16 @@ class ForecastPolicy:
             t: now.
             engine: its last reading.
             load: computes its load profile.
-            asked: whether a person wants one, whatever the verdict and the age of the last one.
+            asked: whether somebody looks at it: trouble need not last then, and a forecast is renewed sooner.
         """
         last = self._last.setdefault(engine.key, _Last())
         if self._left <= 0 or engine.missing or t - last.looked < _LOOK_EVERY:
             return None
-        if not asked and not _needs(t, engine, last):
+        if not _needs(t, engine, last, asked=asked):
             return None
         last.looked = t
         profile = load()
-        if profile is None or (too_little(profile) and not asked):
+        if profile is None or too_little(profile):
             return None
         facts = engine.server_facts.facts
         self._last[engine.key] = _Last(t, t, last.tries + 1, _in_flight(engine), facts)
@@ -68,14 +69,19 @@ class ForecastPolicy:
         return profile
 
 
-def _needs(t: float, engine: EngineReading, last: _Last) -> bool:
+def _needs(t: float, engine: EngineReading, last: _Last, *, asked: bool) -> bool:
     judgement, age = engine.judgement, t - last.made
-    if judgement.verdict not in FORECAST_VERDICTS or t - judgement.since < _LASTING or age < _SOONEST:
+    lasting = asked or t - judgement.since >= _LASTING
+    if judgement.verdict not in FORECAST_VERDICTS or not lasting or age < _SOONEST:
         return False
     if engine.forecast is None or not engine.forecast.trusted:
         return age >= min(_LATEST, last.tries * _SOONEST)
     less, more = sorted((_in_flight(engine) + 1, last.in_flight + 1))
-    return age >= _LATEST or more > _CHANGED * less or engine.server_facts.facts != last.facts
+    return (
+        age >= (_FRESH if asked else _LATEST)
+        or more > _CHANGED * less
+        or engine.server_facts.facts != last.facts
+    )
 
 
 def too_little(load: LoadProfile | None) -> str:

@@ -29,25 +29,31 @@ class Forecaster:
         self._forecasts = forecasts
         self._policies: WeakKeyDictionary[Watched, ForecastPolicy] = WeakKeyDictionary()
         forecasts.made = self._made
+        self._asked = False
+
+    def ask(self) -> None:
+        """Look at all engines as one does for somebody who looks at them too."""
+        self._asked = True
 
     async def run(self) -> None:
         """Forecast what is due, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_EVERY)
+            asked, self._asked = self._asked, False
             for watched in list(self._fleet):
                 try:
-                    await self._look(watched)
+                    await self._look(watched, asked=asked)
                 except Exception:  # a fault of ours must not end the forecasts
                     log.exception("cannot forecast target=%s", watched.url)
 
-    async def _look(self, watched: Watched) -> None:
+    async def _look(self, watched: Watched, *, asked: bool) -> None:
         reading = watched.reading
         if reading is None or not reading.up:
             return
         target = watched.target.name if self._fleet.several else ""  # as the API is asked
         policy = self._policies.setdefault(watched, ForecastPolicy())
         for name, engine in engine_names(reading).items():
-            load = policy.due(reading.t, engine, partial(watched.pipeline.load, engine.key))
+            load = policy.due(reading.t, engine, partial(watched.pipeline.load, engine.key), asked=asked)
             if load is not None:
                 await self._forecasts.make(target, name, question(engine, load))
 

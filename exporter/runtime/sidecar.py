@@ -119,7 +119,7 @@ class Sidecar:
         # Hands another configuration to the parts.
         self.reloader = reload.Reloader(config, load, self._users(), self._note_reload)
         scrape, page = Scrape(self.views.tables, process), Page(self.views.page, SYSTEM.monotonic)
-        app = make_app(scrape, self.views.status, page)
+        app = make_app(scrape, self.views.status, page, self._forecaster.ask)
         app.router.add_get(FORECASTS, self._forecasts.answer)
         app.router.add_post(reload.PATH, self.reloader.answer)
         app.router.add_put(reload.PATH, self.reloader.answer)

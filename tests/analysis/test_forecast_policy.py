@@ -44,12 +44,21 @@ def test_trouble_that_lasts_is_forecast_once(engine):
     assert asked_at(ForecastPolicy(), engine, *times) == [since + 10]
 
 
-def test_no_trouble_needs_no_forecast_unless_somebody_asks(calm):
-    """The page may ask for one at any time, but not twice at once."""
+def test_no_trouble_needs_no_forecast_even_if_somebody_looks(calm):
+    """There is nothing to cure."""
     policy = ForecastPolicy()
     assert asked_at(policy, calm, *range(60, 1000)) == []
-    assert policy.due(1000, calm, lambda: LOAD, asked=True) is LOAD
-    assert policy.due(1001, calm, lambda: LOAD, asked=True) is None
+    assert not any(policy.due(t, calm, lambda: LOAD, asked=True) for t in range(60, 1000))
+
+
+def test_while_somebody_looks_trouble_need_not_last_and_a_forecast_is_renewed_sooner(engine):
+    """Every two minutes, and never more often than one a minute."""
+    policy, since = ForecastPolicy(), engine.judgement.since
+    assert policy.due(since + 1, engine, lambda: LOAD) is None
+    assert policy.due(since + 1, engine, lambda: LOAD, asked=True) is LOAD
+    forecast = made(engine, since + 1)
+    due = [t for t in range(2, 600) if policy.due(since + t, forecast, lambda: LOAD, asked=True) is not None]
+    assert due == [121, 241, 361, 481]
 
 
 def test_too_little_load_is_no_forecast(engine):

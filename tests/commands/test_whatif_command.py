@@ -283,6 +283,9 @@ def test_the_api_forecasts_while_polls_go_on(watched):
     assert "another forecast is under way" in refused["error"]
 
 
+REQUEST = SimpleNamespace(query={}, transport="open")
+
+
 @pytest.mark.long
 def test_an_unknown_engine_is_404(watched):
     """With the names of the known ones."""
@@ -293,7 +296,7 @@ def test_an_unknown_engine_is_404(watched):
 def made_of(document, **limits):
     """The answer to a request, and the forecasts, of an exporter with this status."""
     own = forecasts.Forecasts(lambda: document, WhatIfConfig(**limits), lambda: 7.0)
-    return asyncio.run(own.answer(SimpleNamespace(query={}))), own
+    return asyncio.run(own.answer(REQUEST)), own
 
 
 @pytest.mark.long
@@ -337,7 +340,7 @@ def test_the_last_forecast_is_shown_with_its_age_and_given_to_whom_it_concerns(m
         lambda: next(times),
     )
     own.made = lambda *what: told.append(what[:2])
-    answers = [asyncio.run(own.answer(SimpleNamespace(query={}))) for _ in range(2)]
+    answers = [asyncio.run(own.answer(REQUEST)) for _ in range(2)]
     ages = [json.loads(answer.body)["age_seconds"] for answer in answers]
     assert ages == [0.0, 30.0]
     assert len(runs) == 1

@@ -14,6 +14,7 @@ from exporter.runtime.forecaster import Forecaster
 
 POOL = {"kv_cache_size_tokens": 299 * 32, "block_size": 32, "cache_dtype": "auto"}
 STORM = {"running": 20, "waiting": 12, "kv": 0.98, "tokens": 300, "finished": 2, "preemptions": 2}
+CALM = {"running": 20, "kv": 0.9, "tokens": 300, "finished": 2}
 FIGURES = {"output_tokens_per_second": {"ratio_to_now": 1.4}}
 FORECAST = {
     "calibration": {"trusted": True, "sentence": "they match"},
@@ -24,9 +25,10 @@ FORECAST = {
 class Watched:
     """A target whose polls were played."""
 
-    def __init__(self, part):
+    def __init__(self, part, seconds=60):
         self.stage = Stage(cache=POOL)
-        self.stage.play(60, **part)
+        self.stage.play(60, **CALM)
+        self.stage.play(seconds, **part)
         self.pipeline, self.reading = self.stage.pipeline, self.stage.readings[-1]
         self.url, self.target = "http://a", SimpleNamespace(name="a")
 
@@ -49,10 +51,12 @@ def made(monkeypatch):
     monkeypatch.setattr(Forecasts, "_run", simulated)
     monkeypatch.setattr(forecaster, "_LOOK_EVERY", 0.0)
 
-    def run(*targets):
+    def run(*targets, visited=False):
         async def looked():
             forecasts = Forecasts(lambda: {"targets": [{"engines": {"0": {}}}]}, WhatIfConfig(), lambda: 0.0)
             own = Forecaster(Fleet(targets), forecasts)
+            if visited:
+                own.ask()
             task = asyncio.create_task(own.run())
             for _ in range(50):
                 await asyncio.sleep(0)
@@ -75,6 +79,13 @@ def test_an_engine_in_trouble_is_forecast_once_and_its_fixes_are_ranked_by_it(ma
     shown = engine_of(watched.stage.play(1, **STORM)[-1])
     assert (shown.advice.fixes[0].fix, shown.advice.fixes[0].gain) == ("fp8_kv_cache", 1.4)
     assert shown.forecast.trusted
+
+
+def test_a_visit_does_not_wait_until_the_trouble_lasts(made):
+    """Nobody has to reload the page for it."""
+    storm = Watched(STORM, seconds=9)
+    assert made(storm) == []
+    assert len(made(storm, visited=True)) == 1
 
 
 def test_an_engine_without_trouble_costs_nothing(made):

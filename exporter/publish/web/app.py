@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 from exporter.publish.metrics.scrape import Scrape
 from exporter.publish.page.renderer import ASSETS, Answer, Page, assets
 from exporter.publish.web.connections import Connections
+from exporter.publish.web.forecasts import PATH as FORECASTS
 
 if TYPE_CHECKING:
     from exporter.publish.web.webconfig import Guard
@@ -40,6 +42,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
 }
 _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (asked for)
+_READS: Final = frozenset({"GET", "HEAD"})
 _NOT_KEPT: Final = "no-store"
 _KEPT: Final = "public, max-age=31536000, immutable"
 
@@ -48,8 +51,12 @@ def make_app(
     scrape: Scrape,
     status: Callable[..., Mapping[str, Any] | Awaitable[bytes]],
     page: Page | None = None,
+    visited: Callable[[], None] = lambda: None,
 ) -> web.Application:
-    """Make the application; `status` returns the state (of a target by name) as an object or as JSON text."""
+    """Make the application; `status` returns the state (of a target by name) as an object or as JSON text.
+
+    `visited` is called at each visit of the page, except from pages of other sites.
+    """
 
     async def metrics(request: web.Request) -> web.Response:
         return await _packed(request, *await scrape.text(request.headers.get("Accept", "")))
@@ -66,19 +73,34 @@ def make_app(
         response.headers["Cache-Control"] = _NOT_KEPT
         return response
 
-    app = web.Application(client_max_size=1024)
+    app = web.Application(client_max_size=1024, middlewares=[_refuse_other_sites])
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/-/healthy", probe)
     app.router.add_get("/-/ready", probe)
     app.router.add_get("/api/v1/status", state)
     if page is not None:
-        app.add_routes(_page_routes(page))
+        app.add_routes(_page_routes(page, visited))
     app.on_response_prepare.append(_add_headers)
     return app
 
 
-def _page_routes(page: Page) -> list[web.RouteDef]:
+def _of_other_site(request: web.Request) -> bool:
+    """Whether a browser sends it for a page of another site."""
+    return request.headers.get("Sec-Fetch-Site") == "cross-site"
+
+
+@web.middleware
+async def _refuse_other_sites(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what changes something or costs a simulation, if a page of another site causes it."""
+    if _of_other_site(request) and (request.method not in _READS or request.path == FORECASTS):
+        return web.Response(status=403, text="Requests from other sites are refused.\n")
+    return await handler(request)
+
+
+def _page_routes(page: Page, visited: Callable[[], None]) -> list[web.RouteDef]:
     async def view(request: web.Request) -> web.Response:
+        if request.path == "/" and not _of_other_site(request):
+            visited()
         make = page.html if request.path == "/" else page.history
         return _answer(request, make(request.query.get("engine"), request.query.get("target")), _NOT_KEPT)
 

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 PATH: Final = "/api/v1/whatif"
 _KEPT_SECONDS: Final = 600.0
 _MOST_KEPT: Final = 64
+_LOOK_EVERY: Final = 0.5  # at the client
 _HEADERS: Final = {"Cache-Control": "no-store"}
 
 
@@ -59,11 +60,18 @@ class Forecasts:
             return web.json_response({**known, "age_seconds": round(age, 3)}, headers=_HEADERS)
         if self._lock.locked():
             return _error(429, "another forecast is under way", **{"Retry-After": "10"})
-        return await self._answer(target or "", chosen, engine)
-
-    async def _answer(self, target: str, name: str, engine: Mapping[str, Any]) -> web.Response:
         status = {key: engine.get(key) for key in ("load", "limits", "fixes")}
-        forecast = await self.make(target, name, status)
+        async with self._lock:
+            making = asyncio.create_task(self._make(target or "", chosen, status, self._clock()))
+            try:
+                while not making.done() and request.transport is not None:  # None: the client is gone
+                    await asyncio.wait([making], timeout=_LOOK_EVERY)
+            finally:
+                making.cancel()
+                await asyncio.wait([making])
+        if making.cancelled():
+            return _error(503, "the client is gone")
+        forecast = making.result()
         code = forecast.get("status")
         if code is not None:
             return _error(code, forecast["error"])
@@ -73,23 +81,26 @@ class Forecasts:
         """Simulate an engine by its status; the result of a failure has an ``error`` and a ``status``."""
         at = self._clock()  # it is as old as the status, however long it takes
         async with self._lock:
-            limit = self.config.time_limit
-            request = {"engine": name, "status": status, "limits": asdict(self.config)}
-            forecast: Mapping[str, Any] | None
-            try:
-                forecast = await asyncio.wait_for(self._run(json.dumps(request).encode()), limit)
-            except TimeoutError:
-                why = f"the forecast took longer than {limit:g} s (whatif.time_limit)"
-                forecast = {"error": why, "status": 504}
-            if forecast is None:
-                forecast = {"error": "the forecast failed; see the exporter's log", "status": 500}
-            elif "error" in forecast:
-                forecast = {"status": 409, **forecast}
-            else:
-                self._keep(target, name, at, forecast)
-            if self.made is not None:
-                self.made(target, name, at, forecast)
-            return forecast
+            return await self._make(target, name, status, at)
+
+    async def _make(self, target: str, name: str, status: Mapping[str, Any], at: float) -> Mapping[str, Any]:
+        limit = self.config.time_limit
+        request = {"engine": name, "status": status, "limits": asdict(self.config)}
+        forecast: Mapping[str, Any] | None
+        try:
+            forecast = await asyncio.wait_for(self._run(json.dumps(request).encode()), limit)
+        except TimeoutError:
+            why = f"the forecast took longer than {limit:g} s (whatif.time_limit)"
+            forecast = {"error": why, "status": 504}
+        if forecast is None:
+            forecast = {"error": "the forecast failed; see the exporter's log", "status": 500}
+        elif "error" in forecast:
+            forecast = {"status": 409, **forecast}
+        else:
+            self._keep(target, name, at, forecast)
+        if self.made is not None:
+            self.made(target, name, at, forecast)
+        return forecast
 
     def _keep(self, target: str, name: str, at: float, forecast: Mapping[str, Any]) -> None:
         self._last[target, name] = at, forecast
