@@ -152,8 +152,8 @@ def _preemption() -> Row:
             | runbook("preemption_thrash"),
             graph(
                 title("recomputed_ratio"),
-                "Estimated share of computed tokens that repeat work lost to preemption; an upper bound "
-                "with prefix caching. Should stay below a few per cent.",
+                "Estimated share of computed tokens that repeat work lost to preemption. Should stay "
+                "below a few per cent.",
                 Query(named(ours("recomputed_ratio")), WHO),
                 unit=unit("recomputed_ratio"),
                 defaults={"max": 1},

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
 from exporter.analysis.pace import PaceWatch, computed_prompts
-from exporter.analysis.signals import Signals
+from exporter.analysis.signals import Signals, mean_context
 from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
 
@@ -349,7 +349,8 @@ class Steps(_QueueWindow):
         preempted = self._history.increase("preemptions", self._start)
         if not preempted or not self._count or seconds is None or prompts is None or running is None:
             return 0.0
-        pace, held = self._s.pace, _held(self._history, self._start, self._s.signals.kv_capacity_tokens)
+        pace = self._s.pace
+        held = mean_context(self._history, self._start, self._s.signals.kv_capacity_tokens) or 0.0
         again = pace.prompt_share(seconds, preempted * held / self._count) or 0.0
         return min(again, pace.unexplained_share(seconds, running, prompts))
 
@@ -391,7 +392,8 @@ class Steps(_QueueWindow):
         if not steps or seconds is None or not running:
             return None
         growth, computes = uncounted(history, start, capacity)
-        again = (history.increase("preemptions", start) or 0.0) * _held(history, start, capacity)
+        held = mean_context(history, start, capacity) or 0.0
+        again = (history.increase("preemptions", start) or 0.0) * held
         prompts = (computed_prompts(history, start) or 0.0) + growth + again
         expected = None if computes else self._s.pace.expected(running, prompts / steps)
         # One token that came late is no slow step: the steps have to be few as well.
@@ -429,12 +431,6 @@ def uncounted(history: History, start: int, capacity: float | None) -> tuple[flo
         return 0.0, counted == 0
     beyond = max(0.0, growth * capacity - counted)
     return beyond, beyond >= _LEAST_UNCOUNTED and growth * capacity > _UNCOUNTED * counted
-
-
-def _held(history: History, start: int, capacity: float | None) -> float:
-    """Tokens that a running request holds."""
-    usage, running = history.mean("kv_usage", start), history.mean("requests_running", start)
-    return usage * capacity / running if usage and running and capacity else 0.0
 
 
 def _requests(history: History, start: int) -> float | None:

@@ -68,7 +68,7 @@ SIGNALS: Final = (
     Signal("preemptions_per_second", "Preemptions per second", "preemptions/s", "per_second", 2, "Preemptions per second over analysis.window (60 s). From num_preemptions, which lags by a step or more."),
     Signal("preemptions_per_finished_request", "Preemptions per finished request", "preemptions per finished request", "number", 2, "Preemptions per finished request over analysis.long_window (300 s). Absent while no request finishes."),
     Signal("preemptions_inferred_per_second", "Inferred preemptions per second", "inferred preemptions/s", "per_second", 2, "Preemptions per second over analysis.window (60 s) that only the gauges show so far: an estimate."),
-    Signal("recomputed_ratio", "Recomputed tokens", "recomputed", "ratio", 0, "Tokens computed again after a preemption / all computed tokens over analysis.window (60 s), 0-1: an estimate, and an upper bound with prefix caching."),
+    Signal("recomputed_ratio", "Recomputed tokens", "recomputed", "ratio", 0, "Tokens computed again after a preemption / all computed tokens over analysis.window (60 s), 0-1: an estimate. With prefix caching a victim loses what is generated until the next request ends, else all it held."),
     # KV cache.
     Signal("kv_usage_ratio", "KV cache usage", "KV usage", "ratio", 0, "KV cache usage at the last poll, 0-1. From kv_cache_usage_perc."),
     Signal("kv_usage_max_ratio", "Peak KV cache usage", "KV usage peak", "ratio", 0, "Highest polled KV cache usage over analysis.window (60 s), 0-1."),

@@ -198,6 +198,7 @@ class AnalysisConfig(Section):
     burst_count: int = option(5, whole(1, 10_000), "preemptions in that span that make a storm")
     thrash_ratio: float = option(0.8, number(0.05, 100), "preemptions per finished request that make a storm; healthy runs had 0.08")
     thrash_leave_ratio: float = option(0.4, number(0.0, 100), "preemptions per finished request below which a storm ends; storms had 2.4")
+    thrash_seconds: float = option(300.0, duration(1, DAY), "a storm preempts each running request more often than once in this time, where no usual level is known")
     tokens_fallen: float = option(0.5, number(0.05, 1), "tokens/s below this share of the engine's usual level count as harm")
     latency_grown: float = option(2.0, number(1.1, 100), "end-to-end or inter-token latency above this many times the engine's usual level counts as harm")
     light_for: float = option(90.0, duration(5, HOUR), "keep reporting preemption_light this long after the last preemption")

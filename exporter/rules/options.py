@@ -50,7 +50,7 @@ class Thresholds:
     preemptions: float = 5.0  # fewer within two minutes are no storm
     # A storm preempts each running request more often than once in this time; answers of 32k tokens are
     # preempted every twenty minutes in full health.
-    seconds_between: float = 300.0
+    seconds_between: float = AnalysisConfig().thrash_seconds
     kv_full: float = 0.9  # KV usage within two minutes from which the pool is full
     kv_room: float = 0.8  # KV usage within two minutes up to which the pool has room
     # Share of the waiting requests that wait for something other than capacity.

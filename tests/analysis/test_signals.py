@@ -114,7 +114,7 @@ def test_kv_maximum_and_mean_of_the_exhaustion_are_those_of_its_polls(until):
 
 
 def test_the_recomputed_share_of_the_exhaustion():
-    """Preemptions times what a running request holds in the mean, by that and the tokens put out."""
+    """Each victim loses what is generated until the next request ends, which is less than it holds."""
     until = 70
     end = at(replayed(EXHAUSTION), until).t
     window = [poll for poll in polls(EXHAUSTION) if end - 60 <= poll.t <= end]
@@ -122,10 +122,19 @@ def test_the_recomputed_share_of_the_exhaustion():
     window = window if window[0] is begin else [begin, *window]
     held = 6400 * sum(value(poll.body, "kv_cache_usage_perc") for poll in window)
     held /= sum(value(poll.body, "num_requests_running") for poll in window)
-    again = 353 * held
-    generated, _ = moved(EXHAUSTION, "generation_tokens_total", until, 60)
+    generated, prompts, finished, found = (
+        moved(EXHAUSTION, series, until, 60)[0]
+        for series in (
+            "generation_tokens_total",
+            "prompt_tokens_total",
+            "request_success_total",
+            "prompt_tokens_cached_total",
+        )
+    )
+    again = 353 * min(held, generated / (353 + finished))
+    assert again < 353 * held / 2
     assert only(at(replayed(EXHAUSTION), until)).signals.recomputed_ratio == pytest.approx(
-        again / (again + generated)
+        again / (again + generated + prompts - found)
     )
 
 
@@ -287,9 +296,36 @@ def storm(cache: Mapping[str, object] | None = None, **more: object) -> Polled:
         )
 
 
-def test_the_recomputed_share_from_capacity():
+OFF = {"enable_prefix_caching": False}
+
+
+def test_without_a_prefix_cache_a_victim_loses_all_it_held():
     """Each of the four holds 0.5 x 8000 / 4 = 1000 tokens; 30,000 again beside 6000 new."""
-    assert signals(storm({"kv_cache_size_tokens": 8000})).recomputed_ratio == pytest.approx(30 / 36)
+    polled = storm({"kv_cache_size_tokens": 8000, **OFF})
+    assert signals(polled).recomputed_ratio == pytest.approx(30 / 36)
+
+
+@pytest.mark.parametrize("cache", [{}, {"enable_prefix_caching": True}], ids=["unknown", "on"])
+def test_with_a_prefix_cache_it_loses_what_others_generate_until_the_next_request_ends(cache):
+    """6000 tokens between 30 preemptions and 10 finished ones: 150 each, 4500 again; 3000 of new prompts."""
+    polled = [
+        (
+            float(t),
+            body(
+                engine(
+                    running=4,
+                    kv=0.5,
+                    preemptions=3 * t,
+                    finished=t,
+                    generation_tokens=600 * t,
+                    prompt_tokens=300 * t,
+                    cache={"kv_cache_size_tokens": 8000, **cache},
+                )
+            ),
+        )
+        for t in (0, 10)
+    ]
+    assert signals(polled).recomputed_ratio == pytest.approx(4.5 / (4.5 + 6 + 3))
 
 
 def test_the_recomputed_share_from_lengths_where_the_capacity_is_unknown():
@@ -298,7 +334,7 @@ def test_the_recomputed_share_from_lengths_where_the_capacity_is_unknown():
         "prompt_lengths": ({500: 10, math.inf: 10}, 2000),
         "output_lengths": ({500: 10, math.inf: 10}, 2000),
     }
-    assert signals(storm(**lengths)).recomputed_ratio == pytest.approx(9 / 15)
+    assert signals(storm(OFF, **lengths)).recomputed_ratio == pytest.approx(9 / 15)
 
 
 def test_the_recomputed_share_is_unknown_without_either():

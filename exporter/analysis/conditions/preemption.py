@@ -9,8 +9,6 @@ from exporter.analysis.situation import TWICE_MATTERS, Situation
 
 # Fewer finished requests than this say little about a ratio.
 _LEAST_FINISHED: Final = 3
-# Preemptions that recompute this share of all tokens are a storm even where nothing else is known.
-_RECOMPUTED_STORM: Final = 0.8
 _STORM_PREEMPTED: Final = 10
 # How much less harm is enough to stay critical.
 _LESS_TO_STAY: Final = 0.75
@@ -132,18 +130,18 @@ def _starved(s: Situation) -> tuple[Evidence, ...] | None:
             ),
             ("requests_finished_per_second", s.signals.requests_finished_per_second),
         )
-    again = s.signals.recomputed_ratio
-    if (
-        s.throughput.level is None
-        and s.minute.preempted >= _STORM_PREEMPTED
-        and again is not None
-        and again >= _RECOMPUTED_STORM
-    ):
+    if s.throughput.level is None and s.minute.preempted >= _STORM_PREEMPTED and _preempted_often(s):
         return some(
-            ("recomputed_ratio", again, _RECOMPUTED_STORM),
             ("preemptions_per_second", s.signals.preemptions_per_second),
+            ("recomputed_ratio", s.signals.recomputed_ratio),
         )
     return None
+
+
+def _preempted_often(s: Situation) -> bool:
+    """Whether each running request is preempted so often that an answer of any length suffers."""
+    rate, running = s.signals.preemptions_per_second, s.signals.requests_running
+    return rate is not None and running is not None and rate * s.thresholds.thrash_seconds > running
 
 
 def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
@@ -174,15 +172,14 @@ def _goes_on(s: Situation) -> bool:
 def _answers_are_long(s: Situation) -> bool:
     """Whether tokens flow at the engine's own rate although answers outlast the window.
 
-    An engine that was seen in nothing but trouble has no rate of its own; there the share of the work
-    that is done twice decides, once enough has finished to know how long an answer takes.
+    An engine that was seen in nothing but trouble has no rate of its own; there it decides how often each
+    request is preempted, once enough has finished to know how long an answer takes.
     """
     if not s.answers_outlast_window:
         return False
     if s.throughput.level is not None:
         return not s.tokens_fell
-    again = s.signals.recomputed_ratio
-    return s.long.finished >= _LEAST_FINISHED and again is not None and again < _RECOMPUTED_STORM
+    return s.long.finished >= _LEAST_FINISHED and not _preempted_often(s)
 
 
 def preemption_not_kv(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
