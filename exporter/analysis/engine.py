@@ -55,7 +55,9 @@ class EngineReading:
     verdict_seconds: Mapping[str, float]  # seconds in each verdict since the engine was first seen
     findings: tuple[str, ...] = ()  # names of the facts beside the verdict
     advice: Advice = field(default_factory=Advice)  # what to change, and what will not help
-    gateway_limit: int | None = None  # requests to allow at once at a gateway; None if unknown or of no use
+    # Requests to allow at once at a gateway; None if unknown or of no use, infinite if a limit would cost
+    # throughput by the forecast.
+    gateway_limit: float | None = None
     # The known settings of its server, and their sources.
     server_facts: ServerFacts = field(default_factory=ServerFacts)
     # Demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
@@ -81,11 +83,11 @@ class Engine:
         self._t: float | None = None
         self._verdict_seconds = dict.fromkeys(ENGINE_VERDICTS, 0.0)
         self._advice = Advice()
-        self._gateway_limit: int | None = None
+        self._gateway_limit: float | None = None
         self._context: KvContext | None = None
         self._renewed_for: object = None
         self._renewed_at = 0.0
-        self._advise: Callable[[], Advice] | None = None
+        self._advise: Callable[[], tuple[Advice, float | None]] | None = None
         self._forecast: EngineForecast | None = None
 
     def use(self, thresholds: AnalysisConfig) -> None:
@@ -111,7 +113,8 @@ class Engine:
         """Return the last reading with the fixes ranked by the forecast that was set since."""
         if self.reading is None or self._advise is None or self.reading.missing:
             return self.reading
-        return replace(self.reading, advice=self._advise(), forecast=self._forecast)
+        advice, limit = self._advise()
+        return replace(self.reading, advice=advice, gateway_limit=limit, forecast=self._forecast)
 
     @property
     def gone(self) -> bool:
@@ -206,13 +209,16 @@ class Engine:
         reason = (verdict, names, imbalanced, s.server_facts)
         self._advise = partial(self._advice_of, s, verdict, names, imbalanced=imbalanced)
         if reason != self._renewed_for or s.t - self._renewed_at >= RENEW_SECONDS:
-            self._advice = self._advise()
-            self._gateway_limit = gateway_limit(s, verdict)
+            self._advice, self._gateway_limit = self._advise()
             self._context = context_per_request(s)
             self._renewed_for, self._renewed_at = reason, s.t
 
-    def _advice_of(self, s: Situation, verdict: str, names: tuple[str, ...], *, imbalanced: bool) -> Advice:
-        return advise(s, verdict, names, imbalanced=imbalanced, forecast=self._forecast)
+    def _advice_of(
+        self, s: Situation, verdict: str, names: tuple[str, ...], *, imbalanced: bool
+    ) -> tuple[Advice, float | None]:
+        """Return what to change, and the limit for a gateway."""
+        advice = advise(s, verdict, names, imbalanced=imbalanced, forecast=self._forecast)
+        return advice, gateway_limit(s, verdict, self._forecast)
 
 
 # An engine in these verdicts does not update its own baseline.

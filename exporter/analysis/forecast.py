@@ -4,13 +4,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-__all__ = ["FORECAST_VERDICTS", "EngineForecast", "FixForecast", "Outcome", "Ratio"]
+__all__ = ["FORECAST_VERDICTS", "REJECTED", "EngineForecast", "FixForecast", "Outcome", "Ratio"]
 
 Outcome = Literal["suffices", "helps", "uncertain", "no_help", "worse"]
 FORECAST_VERDICTS: Final = frozenset({
     "preemption_thrash", "preemption_light", "kv_bound", "seat_bound", "prefill_bound", "kv_pressure_rising",
 })  # fmt: skip
 """Verdicts about capacity: a simulation of the load shows which fix helps."""
+
+REJECTED: Final = frozenset({"no_help", "worse"})
+"""The outcomes of fixes that are not advised."""
 
 # The verdicts of a simulated change, in words of the table, from the best to the worst.
 _OUTCOMES: Final[Mapping[str, Outcome]] = {
@@ -93,6 +96,10 @@ class EngineForecast:
     # What preemptions cost now: tokens that are computed again, per second and of all computed ones.
     recomputed_per_second: float | None = None
     recomputed_ratio: float | None = None
+
+    def of(self, fix: str) -> FixForecast | None:
+        """Return the effect of a fix, None if it was not simulated."""
+        return next((one for one in self.fixes if one.fix == fix), None)
 
     @classmethod
     def none(cls, at: float, why: str) -> "EngineForecast":

@@ -52,11 +52,15 @@ def number(one: Signal, expr: str) -> str:
     return f'\n{{{{- with {asked(scale + expr)} }}}}{{{{ $sep }}}}{words}{{{{ $sep = ", " }}}}{{{{ end }}}}'
 
 
-def gateway_limit(series: Series, within: str = "") -> str:
-    """Return code that puts the limit for a gateway into words; `within` as of `lines`."""
+def gateway_limit(series: Series, within: str = "") -> tuple[str, str]:
+    """Return code that puts the limit for a gateway into words, and a condition under which there is none.
+
+    `within` is as of `lines`.
+    """
     known = limit_words("{{ . | first | value }}")
-    smallest = asked(f"min({series.last('gateway_limit_requests', '%s')}{within})")
-    return f"{{{{ with {smallest} }}}}{known}{{{{ else }}}}{limit_words(None)}{{{{ end }}}}"
+    smallest = f"min({series.last('gateway_limit_requests', '%s')}{within})"
+    words = f"{{{{ with {asked(smallest)} }}}}{known}{{{{ else }}}}{limit_words(None)}{{{{ end }}}}"
+    return words, asked(f"{smallest} == Inf")
 
 
 def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
@@ -121,15 +125,20 @@ def text(
     where: str,
     numbers: Sequence[str] = (),
     listed: Sequence[str] = (),
-    limit: str = limit_words(None),
+    limit: tuple[str, str] | None = None,
 ) -> str:
     """Return a whole description as code, in the words of the direct push.
 
     `where` is code of `place`, `numbers` code of `number`; each number writes its own comma, because any may
-    be unknown. `listed`: fixes in words, where they are not ranked. `limit`: code of `gateway_limit`.
+    be unknown. `listed`: fixes in words, where they are not ranked. `limit`: as of `gateway_limit`.
     """
+    words = limit[0] if limit else limit_words(None)
     who = subject(scope, model="{{ $labels.model_name }}", engine="{{ $labels.engine }}", where=where)
     if not numbers:
-        return description(entry, who, (), listed, limit)
+        return description(entry, who, (), listed, words)
     told = "".join(numbers) + '\n{{- "" }}'
-    return '{{- $sep := " " -}}\n' + description(entry, who, (told,), listed, limit)
+    said = description(entry, who, (told,), listed, words)
+    for line in said.splitlines():
+        if limit is not None and limit[0] in line:
+            said = said.replace(line, f"{{{{- if {limit[1]} }}}}{{{{- else }}}}\n{line}\n{{{{- end }}}}")
+    return '{{- $sep := " " -}}\n' + said

@@ -1,12 +1,17 @@
 """A forecast on the surfaces: page, terminal, API and metrics say the same, and how old it is."""
 
+import math
 import re
 from html import unescape
 
 import pytest
+from support.metrics_text import text_of
 from support.scenes import Stage, engine_of
 
 from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio
+from exporter.config import AlertmanagerConfig
+from exporter.publish.alerts.tracker import ActiveAlerts
+from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.page.renderer import Page
 from exporter.publish.page.timeline import Timeline
 from exporter.publish.page.view import TargetView, View
@@ -39,6 +44,31 @@ def page(reading, later: float = 0.0) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", text)).split())
 
 
+def pushed(reading) -> str:
+    """The texts of the alerts that are pushed."""
+    alerts = ActiveAlerts(AlertmanagerConfig(urls=("http://a:9093",), hold=0.0))
+    return " ".join(notice.annotations["description"] for notice in alerts.observe(reading, 1e9))
+
+
+def surfaces(reading) -> dict[str, str]:
+    """The words of each surface."""
+    (engine,) = status_object("http://a", reading, reading.t)["engines"].values()
+    return {
+        "page": page(reading),
+        "terminal": terminal(reading),
+        "API": " ".join(engine["now"]),
+        "push": pushed(reading),
+    }
+
+
+def metric(reading, name: str) -> list[float]:
+    """The values of a metric."""
+    text = text_of(ReadingCollector(lambda: reading, lambda: reading.t, lambda: 0.0))
+    return [
+        float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm_pressure_{name}{{")
+    ]
+
+
 def terminal(reading) -> str:
     """What check prints."""
     return " ".join("\n".join(report(reading)).split())
@@ -66,3 +96,42 @@ def test_the_heading_says_what_ranked_the_fixes_and_the_forecast_has_its_age(fix
         assert f"{sentence} {age}" if fixes else sentence in text
     (engine,) = status_object("http://a", reading, reading.t)["engines"].values()
     assert sentence.removesuffix("; forecast") in engine["advice"]
+
+
+def fewer(outcome: str, value: float, tokens: float) -> FixForecast:
+    """The forecast of fewer seats."""
+    return FixForecast("lower_max_num_seqs", outcome, value, Ratio(tokens, tokens, tokens))
+
+
+@pytest.mark.parametrize(
+    ("fixes", "trusted", "words", "value"),
+    [
+        ((fewer("worse", 12, 0.8),), True, None, [math.inf]),
+        ((fewer("no_help", 18, 1.0),), True, None, [math.inf]),
+        ((fewer("helps", 14, 1.1),), True, "at the gateway to about 14 requests per engine", [14.0]),
+        ((fewer("uncertain", 14, 1.0),), True, "at the gateway to fewer requests than now", []),
+        ((fewer("worse", 12, 0.8),), False, "at the gateway to fewer requests than now", []),
+        ((HELPS,), True, "at the gateway to fewer requests than now", []),
+        ((), False, "at the gateway to fewer requests than now", []),
+    ],
+)
+def test_a_limit_at_the_gateway_agrees_with_the_forecast_of_fewer_seats(fixes, trusted, words, value):
+    """Where fewer requests cost throughput, the first thing to do is to move traffic."""
+    reading = storm(*fixes, trusted=trusted)
+    for surface, text in surfaces(reading).items():
+        assert ("Limit concurrency" in text) is (words is not None), surface
+        assert words is None or words in text, surface
+        assert "Send new requests to other replicas" in text, surface
+    assert metric(reading, "gateway_limit_requests") == value
+
+
+def test_check_and_replay_use_the_forecast_that_they_have_just_made():
+    """Also for the limit at the gateway."""
+    stage = Stage(cache=POOL, max_num_seqs=32)
+    reading = stage.play(150, **STORM)[-1]
+    key = engine_of(reading).key
+    stage.pipeline.set_forecast(
+        key, EngineForecast(reading.t, True, "they match", (fewer("worse", 12, 0.8),))
+    )
+    assert "Limit concurrency" in terminal(reading)
+    assert "Limit concurrency" not in terminal(stage.pipeline.reconsidered(reading))

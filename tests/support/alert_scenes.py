@@ -70,6 +70,8 @@ class Tale:
 
 
 def _steady(value: str, count: int) -> str:
+    if value == "Inf":  # promtool repeats only finite numbers
+        return " ".join([value] * count)
     return f"0{value}x{count - 1}" if value.startswith("+") else f"{value}x{count - 1}"
 
 
@@ -117,6 +119,10 @@ NUMBERS = {
 }
 
 
+# A forecast rejects a limit there, and is not known elsewhere.
+UNLIMITED = {"kv_pressure_rising"}
+
+
 def verdict(name: str, number: int = 0) -> str:
     """Return the series of an engine's verdict."""
     return of("vllm_pressure_verdict", pod(number), **ENGINE, verdict=name)
@@ -150,7 +156,16 @@ def engine_tale(alert: str, severity: str, entry: Verdict) -> Tale:
         quiet={verdict(entry.name): "0"},
         trouble={verdict(entry.name): "1"},
         below={verdict(entry.name): "0"},
-        steady={**NUMBERS, **ranks(entry), verdict("healthy", 1): "1"},
+        steady={
+            **NUMBERS,
+            **ranks(entry),
+            verdict("healthy", 1): "1",
+            **(
+                {of("vllm_pressure_gateway_limit_requests", **ENGINE): "Inf"}
+                if entry.name in UNLIMITED
+                else {}
+            ),
+        },
         exact=True,
     )
 

@@ -7,7 +7,7 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import COSTS
 from exporter.analysis.fixes.case import FixAdvice
-from exporter.analysis.forecast import FORECAST_VERDICTS, EngineForecast, FixForecast
+from exporter.analysis.forecast import FORECAST_VERDICTS, REJECTED, EngineForecast, FixForecast
 
 __all__ = ["by_cost", "by_forecast", "explain", "merge"]
 
@@ -26,7 +26,7 @@ def merge(advised: dict[str, FixAdvice], rejected: dict[str, str], forecasts: It
     """
     for one in forecasts:
         before = advised.get(one.fix)
-        if one.outcome in {"no_help", "worse"}:
+        if one.outcome in REJECTED:
             if before is not None or (one.fix in rejected and one.fix in _SIMULATED):
                 rejected[one.fix] = one.sentence
             advised.pop(one.fix, None)

@@ -131,7 +131,7 @@ def description(
     who: str,
     numbers: Sequence[str],
     fixes: Iterable[str],
-    limit: str = limit_words(None),
+    limit: str | None = limit_words(None),
 ) -> str:
     """Return the description of an alert: subject, numbers, impact on users, what helps at once, fixes.
 
@@ -148,6 +148,6 @@ def description(
     return "\n".join([f"{who}: {shown}." if shown else f"{who}.", entry.impact, *now, *head, *advised])
 
 
-def _now(entry: Verdict | Finding, limit: str) -> list[str]:
+def _now(entry: Verdict | Finding, limit: str | None) -> list[str]:
     deeds = relief(entry.name, entry.severity, limit) if isinstance(entry, Verdict) else ()
     return [f"{NOW}:", *(f"* {deed}" for deed in deeds)] if deeds else []

@@ -50,7 +50,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("verdict_seconds", "counter", (*_ENGINE, "verdict"), "Seconds in each verdict since the exporter first saw the engine; its rate is a share of time."),
     MetricRow("finding", "gauge", (*_ENGINE, "finding"), "1 for each finding that currently applies to the engine."),
     MetricRow("fix_rank", "gauge", (*_ENGINE, "fix"), "Rank of each advised fix; 1 is the first: the best by a simulation that matches the server, else the cheapest."),
-    MetricRow("gateway_limit_requests", "gauge", _ENGINE, "Requests to allow at once at a gateway: the most that ran without preemption, where more are in flight now. Absent where unknown or of no use."),
+    MetricRow("gateway_limit_requests", "gauge", _ENGINE, "Requests to allow at once at a gateway: the seats that help by a trusted forecast, else the most that ran without preemption, where more are in flight now. +Inf where a forecast says that a limit costs throughput. Absent where unknown or of no use."),
     MetricRow("fix_value", "gauge", (*_ENGINE, "fix"), "Value for the flag of each advised fix. Absent where none is known."),
     MetricRow("fix_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after each advised fix / now, by a simulation that matches the server. Absent without one."),
     MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
@@ -104,7 +104,7 @@ _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, flo
         (advice.fix, float(rank)) for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
     ],
     "gateway_limit_requests": lambda engine: (
-        [] if engine.gateway_limit is None else [("", float(engine.gateway_limit))]
+        [] if engine.gateway_limit is None else [("", engine.gateway_limit)]
     ),
     "fix_value": lambda engine: [
         (advice.fix, float(advice.value))
