@@ -6,6 +6,7 @@ or a fix first reads it, so that a poll pays only for those it is judged by.
 
 from collections.abc import Mapping
 from functools import cached_property
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from exporter.analysis.baseline import Baseline
@@ -15,7 +16,7 @@ from exporter.analysis.signals import Signals, mean_context
 from exporter.config import AnalysisConfig, as_number
 from exporter.vllm.exposition import LoraState
 
-__all__ = ["TWICE_MATTERS", "Counts", "Queue", "Situation", "Steps", "Throughput", "uncounted"]
+__all__ = ["CRAWLING", "TWICE_MATTERS", "Counts", "Queue", "Situation", "Steps", "Throughput", "uncounted"]
 
 # Inferred preemptions count this long, until the server's own counter must have moved.
 _INFERRED_SECONDS: Final = 15.0
@@ -33,6 +34,10 @@ _FALLING_SECONDS: Final = 15.0
 _FALLING_SPAN: Final = 0.4
 # From this share of the work on, preemptions make the engine do too much of it twice.
 TWICE_MATTERS: Final = 0.25
+# An engine that stood still has no progress yet with fewer steps per second than this.
+CRAWLING: Final = 0.1
+# vLLM's largest default of `max_num_batched_tokens`.
+_LARGEST_BUDGET: Final = 16_384.0
 
 
 class Counts(NamedTuple):
@@ -372,7 +377,22 @@ class Steps(_QueueWindow):
         known = [factor for factor in (self._slow_factor(burst / 2), *factors) if factor is not None]
         return None if None in factors else min(known)
 
-    @property
+    @cached_property
+    def crawling(self) -> float | None:
+        """Steps per second over `stall_after` if next to none and KV usage hardly moves; else None."""
+        start = self._history.recent_start(self._s.thresholds.stall_after)
+        steps, span = self._history.increase("engine_steps", start), self._history.span(start)
+        moves = sum(a != b for a, b in pairwise(self._history.columns["kv_usage"][start:]))
+        return None if steps is None or max(steps, moves) >= CRAWLING * span else steps / span
+
+    @cached_property
+    def idle_factor(self) -> float | None:
+        """Times the longest time of a full step since the last sign of progress; None if unknown."""
+        s = self._s
+        full = s.pace.expected(s.running or 0.0, s.number("max_num_batched_tokens") or _LARGEST_BUDGET)
+        return None if full is None or not s.running else s.idle / full
+
+    @cached_property
     def slowing(self) -> bool:
         """Whether steps of the burst window may become a slow engine."""
         return self.burst_factor is not None and self.burst_factor >= _SLOWING

@@ -103,8 +103,10 @@ def decode_much_slower(s: Situation, current: bool) -> tuple[Evidence, ...] | No
 
 def decode_slow_is_critical(s: Situation, critical: bool) -> bool:
     """Whether the engine has nearly stopped."""
-    factor = s.steps.slow_factor
-    return factor is not None and factor >= _NEARLY_STOPPED / (2 if critical else 1)
+    if critical and s.steps.crawling is not None:
+        return True
+    least = _NEARLY_STOPPED / (2 if critical else 1)
+    return max(s.steps.slow_factor or 0.0, s.steps.idle_factor or 0.0) >= least
 
 
 def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:

@@ -4,18 +4,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from exporter.analysis.conditions.evidence import Evidence, some
-from exporter.analysis.situation import Situation
+from exporter.analysis.situation import CRAWLING, Situation
 
 # For so long no token came, and usage fell so often from nearly full.
 _EVICTING_SECONDS: Final = 120.0
 _LEAST_FALLS: Final = 2
 
 
-def engine_stalled(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
+def engine_stalled(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Requests run, and steps, tokens and KV usage have all stood still: a long prefill moves KV usage."""
-    if not s.running or not _progress_is_known(s) or s.idle < s.thresholds.stall_after:
+    if not s.running or not _progress_is_known(s):
         return None
-    return some(("progress_idle_seconds", s.idle, s.thresholds.stall_after), ("requests_running", s.running))
+    if s.idle >= s.thresholds.stall_after:
+        return some(
+            ("progress_idle_seconds", s.idle, s.thresholds.stall_after), ("requests_running", s.running)
+        )
+    if not current or s.steps.crawling is None:
+        return None
+    return some(("engine_steps_per_second", s.steps.crawling, CRAWLING), ("requests_running", s.running))
 
 
 def scheduler_deadlock(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:

@@ -95,3 +95,40 @@ def test_gauges_that_come_with_the_first_request_are_not_missing_before_it_and_a
     # The gauges cannot betray a preemption any more; none seen is not none.
     assert last.signals.preemptions_inferred_per_second is None
     assert last.signals.preemptions_per_second == 0
+
+
+def every(seconds, at_once):
+    """One step of all that run each so many seconds."""
+    return lambda t: at_once if t and int(t) % seconds == 0 else 0
+
+
+@pytest.mark.parametrize("seconds", [15, 40, 63, 75])
+def test_one_step_a_minute_is_no_end_of_a_stall(seconds):
+    """It stood still for more than a minute; a step now and then is no progress."""
+    stage = Stage(cache=POOL)
+    stage.play(60, **BUSY)
+    stage.play(70, running=8, waiting=3, kv=0.5, **LENGTHS)
+    step = every(seconds, 8)
+    scene = stage.play(
+        300, running=8, waiting=9, kv=0.5, tokens=step, prompts=0, steps=every(seconds, 1), **LENGTHS
+    )
+    assert sequence(scene) == [STALLED]
+
+
+def test_a_stall_ends_once_the_engine_steps_again():
+    """As soon as the hold time is over."""
+    stage = Stage(cache=POOL)
+    stage.play(60, **BUSY)
+    stage.play(70, running=8, waiting=3, kv=0.5, **LENGTHS)
+    scene = stage.play(60, **BUSY)
+    assert sequence(scene) == [STALLED, "healthy"]
+    assert first(scene, "healthy") <= 30
+
+
+def test_a_stall_ends_with_a_prompt_that_is_being_computed():
+    """No step puts anything out for minutes, and KV usage grows with each."""
+    stage = Stage(cache=POOL)
+    stage.play(60, **BUSY)
+    stage.play(70, running=20, kv=0.5, **LENGTHS)
+    scene = stage.play(120, running=1, kv=lambda t: 0.1 + t / 500, prompts=0, steps=0, tokens=0, **LENGTHS)
+    assert STALLED not in verdicts(scene[31:])
