@@ -1,8 +1,9 @@
 """Forecasts of the effect of fixes on an engine: plain data, made by a simulation elsewhere. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from itertools import product
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 __all__ = ["FORECAST_VERDICTS", "REJECTED", "EngineForecast", "FixForecast", "Outcome", "Ratio"]
 
@@ -15,15 +16,8 @@ FORECAST_VERDICTS: Final = frozenset({
 REJECTED: Final = frozenset({"no_help", "worse"})
 """The outcomes of fixes that are not advised."""
 
-# The verdicts of a simulated change, in words of the table, from the best to the worst.
-_OUTCOMES: Final[Mapping[str, Outcome]] = {
-    "suffices": "suffices",
-    "helps": "helps",
-    "uncertain": "uncertain",
-    "does not help": "no_help",
-    "makes it worse": "worse",
-}
-_RANKS: Final = {outcome: rank for rank, outcome in enumerate(_OUTCOMES.values())}
+# From the best to the worst.
+_RANKS: Final = {outcome: rank for rank, outcome in enumerate(get_args(Outcome))}
 # How a reason ends, by outcome.
 _ENDS: Final[Mapping[str, str]] = {"no_help": "it changes little.", "worse": "it makes things worse."}
 
@@ -49,16 +43,12 @@ class FixForecast:
     tokens: Ratio = SAME  # tokens/s
     latency: Ratio = SAME  # seconds per request, the median
     inter_token: Ratio | None = None  # seconds between two tokens
+    score: float = 1.0  # throughput ratio / latency ratio, of the median and the slowest; 1 is no change
 
     @property
     def helps(self) -> bool:
         """Whether it helps in all step times that were simulated."""
         return self.outcome in {"suffices", "helps"}
-
-    @property
-    def score(self) -> float:
-        """Throughput ratio / latency ratio; 1 is no change."""
-        return self.tokens.mean / self.latency.mean if self.latency.mean else self.tokens.mean
 
     def to_dict(self) -> dict[str, Any]:
         """Return the effect for JSON."""
@@ -96,6 +86,8 @@ class EngineForecast:
     # What preemptions cost now: tokens that are computed again, per second and of all computed ones.
     recomputed_per_second: float | None = None
     recomputed_ratio: float | None = None
+    # Pairs of fixes that suffice together: both have the effect of the pair, and each its own value.
+    pairs: tuple[tuple[FixForecast, FixForecast], ...] = ()
 
     def of(self, fix: str) -> FixForecast | None:
         """Return the effect of a fix, None if it was not simulated."""
@@ -115,10 +107,11 @@ class EngineForecast:
         return cls(
             at,
             calibration["trusted"] is True,
-            calibration["sentence"],
+            calibration["reason"],
             _best_of(document["candidates"]),
             now.get("recomputed_tokens_per_second", {}).get("mean"),
             now.get("recomputed_ratio", {}).get("mean"),
+            tuple(pair for row in document["candidates"] for pair in _pairs(row)),
         )
 
 
@@ -133,6 +126,14 @@ def _best_of(rows: Iterable[Mapping[str, Any]]) -> tuple[FixForecast, ...]:
     return tuple(best.values())
 
 
+def _pairs(row: Mapping[str, Any]) -> Iterator[tuple[FixForecast, FixForecast]]:
+    """Yield the pairs of fixes that make the two changes of a row, if it suffices."""
+    if row["parts"] and row["outcome"] == "suffices":
+        first, second = row["parts"]
+        for fix, other in product(first["fixes"], second["fixes"]):
+            yield _read(fix, {**row, **first}), _read(other, {**row, **second})
+
+
 def _goodness(one: FixForecast) -> tuple[int, float]:
     return -_RANKS[one.outcome], one.score
 
@@ -141,11 +142,12 @@ def _read(fix: str, row: Mapping[str, Any]) -> FixForecast:
     figures = row["figures"]
     return FixForecast(
         fix,
-        _OUTCOMES[row["verdict"]],
+        row["outcome"],
         row.get("value"),
         _ratio(figures.get("output_tokens_per_second")) or SAME,
         _ratio(figures.get("e2e_p50_seconds")) or SAME,
         _ratio(figures.get("inter_token_seconds")),
+        row["score"],
     )
 
 

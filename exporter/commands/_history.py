@@ -146,8 +146,11 @@ def _first_fix(engine: EngineReading) -> str:
     """Return the first fix with its flag, where something is to be done."""
     if engine.judgement.severity is Severity.NONE or not engine.advice.fixes:
         return ""
-    first = engine.advice.fixes[0]
-    return f"  fix: {catalogue.load().fixes[first.fix].title}{f' ({first.flag})' if first.flag else ''}"
+    shown = engine.advice.fixes[: 2 if engine.advice.fixes[0].together else 1]
+    titles = (
+        catalogue.load().fixes[each.fix].title + (f" ({each.flag})" if each.flag else "") for each in shown
+    )
+    return f"  fix: {' together with: '.join(titles)}"
 
 
 def _highest(one: float | None, other: float | None) -> float | None:

@@ -145,6 +145,7 @@ def _fix(advice: FixAdvice) -> dict[str, Any]:
         "missing": advice.missing or None,
         "note": advice.note or None,
         "forecast": None if advice.forecast is None else advice.forecast.to_dict(),
+        "together": advice.together and {"fix": advice.together.fix, **advice.together.to_dict()},
     }
     return {name: value for name, value in document.items() if value is not None}
 
@@ -152,6 +153,8 @@ def _fix(advice: FixAdvice) -> dict[str, Any]:
 def effects(advice: FixAdvice) -> list[str]:
     """Return the forecast effect of a fix as short texts; empty without a trusted forecast."""
     found = [] if advice.suffices is None else [_SUFFICES[advice.suffices]]
+    if advice.together:
+        found.append(f"suffices with: {catalogue.load().fixes[advice.together.fix].title}")
     return found if advice.gain is None else [*found, f"tokens/s {advice.gain:.2f}x"]
 
 

@@ -12,7 +12,15 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Scope, Verdict
 from exporter.analysis.relief import limit_words
 from exporter.analysis.words import Signal
-from exporter.publish.alerts.table import FIXES_HEAD, FIXES_SHOWN, description, fix_line, subject
+from exporter.publish.alerts.table import (
+    FIXES_HEAD,
+    FIXES_SHOWN,
+    GAIN_WORDS,
+    PAIR_WORDS,
+    description,
+    fix_line,
+    subject,
+)
 from exporter.rules.promql import Series
 
 __all__ = ["asked", "fixes_of", "gateway_limit", "lines", "matchers", "number", "one_of", "place", "text"]
@@ -73,16 +81,17 @@ def lines(entry: Verdict | Finding, series: Series, within: str = "") -> str:
     """
     ranks = f"min by (fix) ({series.last('fix_rank', '%s')}{within})"
     first = asked(f"sort(bottomk({FIXES_SHOWN}, {ranks}))")
-    line = _numbers(series) + fix_line("{{ . | value }}", _titles(entry.fixes), gain="{{ $gain }}")
+    line = _numbers(series) + fix_line("{{ . | value }}", _titles(entry.fixes), gain="{{ $gain }}{{ $pair }}")
     return f"\n{{{{- with {first} }}}}\n{FIXES_HEAD}\n{{{{- range . }}}}\n{line}\n{{{{- end }}}}{{{{ end }}}}"
 
 
 def _numbers(series: Series) -> str:
-    """Return code that reads the value and the gain of the fix of a line, with their words."""
-    code = '{{- $fix := . | label "fix" }}{{- $value := "" }}{{- $gain := "" }}\n'
+    """Return code that reads the value and the gains of the fix of a line, with their words."""
+    code = '{{- $fix := . | label "fix" }}{{- $value := "" }}{{- $gain := "" }}{{- $pair := "" }}\n'
     for variable, name, words in (
         ("value", "fix_value", " %v"),
-        ("gain", "fix_gain_ratio", " [tokens/s %.2fx]"),
+        ("gain", "fix_gain_ratio", GAIN_WORDS),
+        ("pair", "fix_pair_gain_ratio", PAIR_WORDS),
     ):
         found = f"query (printf `max({series.last(name, 'fix=%q,%s')})` $fix $of)"
         put = f'{{{{- ${variable} = . | first | value | printf "{words}" }}}}'

@@ -86,7 +86,7 @@ def _judge(observed: Observed, comparisons: tuple[Comparison, ...]) -> tuple[boo
         doubts[:0] = filter(None, [too_little_seen(observed.seconds, observed.finished or 0.0)])
         doubts += [f"{_COMPARED[name][2]} are unknown" for name in _NEEDED if name not in observed.figures]
     if doubts:
-        return False, f"do not trust this forecast: {'; '.join(doubts)}"
+        return False, "; ".join(doubts)
     return True, f"the simulated present matches the server: {', '.join(e.sentence for e in comparisons)}"
 
 

@@ -22,6 +22,7 @@ class Candidate:
     fixes: tuple[str, ...] = ()  # names of fixes, each of which makes this change
     note: str = ""  # requirements or assumptions
     value: float | None = None  # of the setting that is changed
+    parts: "tuple[Candidate, ...]" = ()  # the changes that a pair consists of
 
 
 NOW: Final = "as it is now"

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
-from exporter.simulation.whatif import Comparison, Figure, Forecast, Row, spread
+from exporter.simulation.whatif import NO_HELP, WORSE, Calibration, Comparison, Figure, Forecast, Row, spread
 
 __all__ = ["render", "to_dict"]
 
+# The words of the verdicts that are not their own word.
+_WORDS: Final = {NO_HELP: "does not help", WORSE: "makes it worse"}
 _COLUMNS: Final = (
     ("preempt/min", "preemptions_per_minute", "{:.1f}"),
     ("per request", "preemptions_per_request", "{:.2f}"),
@@ -25,7 +27,7 @@ def render(result: Forecast) -> str:
     header = ["change", *(title for title, _, _ in _COLUMNS), "verdict"]
     table = [header, *(_cells(row) for row in (result.present, *result.rows))]
     widths = [max(len(line[i]) for line in table) for i in range(len(header))]
-    lines = [result.calibration.sentence, ""]
+    lines = [_trust(result.calibration), ""]
     for line in table:
         cells = [line[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(line[1:-1], widths[1:-1], strict=True)]
@@ -42,7 +44,12 @@ def _cells(row: Row) -> list[str]:
         if figure is not None and figure.ratio is not None:
             text += f" x{figure.ratio:.2f}"
         cells.append(text)
-    return [*cells, row.verdict]
+    return [*cells, _WORDS.get(row.verdict, row.verdict)]
+
+
+def _trust(calibration: Calibration) -> str:
+    warning = "do not trust this forecast: " if calibration.trusted is False else ""
+    return warning + calibration.sentence
 
 
 def _notes(result: Forecast) -> Iterator[str]:
@@ -70,7 +77,8 @@ def to_dict(result: Forecast) -> dict[str, Any]:
             "observed_preemptions_per_minute": calibration.observed,
             "simulated_preemptions_per_minute": _figure(calibration.simulated),
             "trusted": calibration.trusted,
-            "sentence": calibration.sentence,
+            "sentence": _trust(calibration),
+            "reason": calibration.sentence,
             "comparisons": [_comparison(each) for each in calibration.comparisons],
         },
         "simulated": {
@@ -89,8 +97,10 @@ def _row(row: Row) -> dict[str, Any]:
         "change": row.candidate.label,
         "fixes": list(row.candidate.fixes),
         "value": row.candidate.value,
+        "parts": [{"fixes": list(each.fixes), "value": each.value} for each in row.candidate.parts],
         "note": row.candidate.note,
-        "verdict": row.verdict,
+        "verdict": _WORDS.get(row.verdict, row.verdict),
+        "outcome": row.verdict,
         "score": row.score,
         "stuck": row.stuck,
         "figures": {name: _figure(figure) for name, figure in row.figures.items()},

@@ -131,7 +131,7 @@ def _both(first: Candidate, second: Candidate) -> Candidate | None:
     if setting is None or setting == _PAIRED.get(first.label.split()[0]):
         return None
     engine = replace(first.engine, **{setting: getattr(second.engine, setting)})
-    return Candidate(f"{first.label} + {second.label}", engine, note=first.note)
+    return Candidate(f"{first.label} + {second.label}", engine, note=first.note, parts=(first, second))
 
 
 # The setting that each kind of change concerns, by the first word of its label.

@@ -39,11 +39,12 @@ __all__ = [
     "work",
 ]
 
+# The codes of the verdicts; `report` has the words.
 SUFFICES: Final = "suffices"
 HELPS: Final = "helps"
 UNCERTAIN: Final = "uncertain"
-NO_HELP: Final = "does not help"
-WORSE: Final = "makes it worse"
+NO_HELP: Final = "no_help"
+WORSE: Final = "worse"
 PRESENT: Final = "now"
 # A change that leaves at most this share of the preemptions can make answers steadier.
 _FEWER: Final = 2 / 3

@@ -22,7 +22,7 @@ def ratio(mean, spread=0.0):
 
 def one(fix, outcome, tokens, latency=1.0, value=None, spread=0.0):
     """A simulated fix."""
-    return FixForecast(fix, outcome, value, ratio(tokens, spread), ratio(latency))
+    return FixForecast(fix, outcome, value, ratio(tokens, spread), ratio(latency), score=tokens / latency)
 
 
 def forecast(*fixes, trusted=True):
@@ -173,16 +173,17 @@ def test_a_forecast_that_took_until_after_a_restart_is_not_used():
 
 def test_the_best_of_several_simulated_values_is_the_forecast_of_a_fix():
     """What makes things worse is chosen only if nothing else was tried."""
-    calibration = {"trusted": True, "sentence": "they match"}
+    calibration = {"trusted": True, "reason": "they match"}
 
-    def row(fixes, verdict, tokens, **more):
+    def row(fixes, outcome, tokens, **more):
         figure = {"ratio_to_now": tokens, "ratio_least": tokens - 0.1, "ratio_most": tokens + 0.1}
-        return {"fixes": fixes, "verdict": verdict, "figures": {"output_tokens_per_second": figure}, **more}
+        figures = {"output_tokens_per_second": figure}
+        return {"fixes": fixes, "outcome": outcome, "figures": figures, "parts": [], "score": tokens, **more}
 
     rows = [
-        row(["lower_max_num_seqs"], "makes it worse", 0.8, value=4),
+        row(["lower_max_num_seqs"], "worse", 0.8, value=4),
         row(["lower_max_num_seqs"], "helps", 1.1, value=12),
-        row(["fp8_kv_cache", "raise_tensor_parallel"], "does not help", 1.0),
+        row(["fp8_kv_cache", "raise_tensor_parallel"], "no_help", 1.0),
         row([], "helps", 3.0),
     ]
     now = {"figures": {"recomputed_tokens_per_second": {"mean": 700.0}, "recomputed_ratio": {"mean": 0.38}}}
@@ -194,6 +195,16 @@ def test_the_best_of_several_simulated_values_is_the_forecast_of_a_fix():
         "raise_tensor_parallel": ("no_help", None),
     }
     assert made.fixes[0].tokens == pytest.approx(Ratio(1.0, 1.1, 1.2))
+    assert made.pairs == ()
+    parts = [{"fixes": ["fp8_kv_cache", "raise_tensor_parallel"], "value": None}]
+    parts.append({"fixes": ["set_watermark"], "value": 0.05})
+    rows.append(row([], "suffices", 1.9, parts=parts))
+    pairs = EngineForecast.from_dict({"calibration": calibration, "candidates": rows}, AT).pairs
+    assert [[(one.fix, one.value, one.score) for one in each] for each in pairs] == [
+        [(fix, None, 1.9), ("set_watermark", 0.05, 1.9)] for fix in ("fp8_kv_cache", "raise_tensor_parallel")
+    ]
+    rows[-1]["outcome"] = "helps"
+    assert EngineForecast.from_dict({"calibration": calibration, "candidates": rows}, AT).pairs == ()
     failed = EngineForecast.from_dict({"error": "no request has finished yet"}, AT)
     assert replace(failed, fixes=()) == EngineForecast(AT, False, "no request has finished yet")
 

@@ -29,6 +29,7 @@ DRAWN = ("timeseries", "stat", "bargauge", "heatmap", "table")
 # Exported, and on no dashboard; each with the reason.
 NOT_SHOWN: dict[str, str] = {
     "target_severity": "the severities of the engines show it",
+    "fix_pair_gain_ratio": "a number of the alert's text, which the status page has too",
     "gateway_limit_requests": "a number of the alert's text, which the status page has too",
 }
 # What every process of prometheus-client tells, and vLLM's too.

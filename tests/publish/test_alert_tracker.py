@@ -10,6 +10,7 @@ from support.scenes import Stage, first
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.relief import limit_words, relief
 from exporter.config import AlertmanagerConfig
@@ -446,6 +447,7 @@ def test_an_alert_outlives_an_exporter_that_starts_anew():
 
 def test_the_line_of_a_fix_has_the_gain_of_a_forecast_and_none_without():
     """The rules print the same words."""
-    assert table.gain_words(None) == ""
-    line = table.fix_line(1, "Cap", "--max-num-seqs 16", restarts=True, gain=table.gain_words(1.304))
+    assert table.gain_words(FixAdvice("lower_max_num_seqs")) == ""
+    words = table.gain_words(FixAdvice("lower_max_num_seqs", gain=1.304))
+    line = table.fix_line(1, "Cap", "--max-num-seqs 16", restarts=True, gain=words)
     assert line == "1. Cap (--max-num-seqs 16) [restart] [tokens/s 1.30x]"

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -9,6 +10,7 @@ from support.metrics_text import text_of
 from support.scenes import Stage, engine_of
 
 from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio
+from exporter.commands._history import History
 from exporter.config import AlertmanagerConfig
 from exporter.publish.alerts.tracker import ActiveAlerts
 from exporter.publish.metrics.table import ReadingCollector
@@ -59,6 +61,53 @@ def surfaces(reading) -> dict[str, str]:
         "API": " ".join(engine["now"]),
         "push": pushed(reading),
     }
+
+
+def seats_and_watermark(outcome: str = "helps", value: float = 14):
+    """A forecast in which two changes help, each alone, and both together suffice."""
+    seats = FixForecast("lower_max_num_seqs", outcome, value, Ratio(1.1, 1.1, 1.1), score=1.1)
+    share = FixForecast("set_watermark", "helps", 0.1, Ratio(1.2, 1.2, 1.2), score=1.2)
+    both = {"outcome": "suffices", "tokens": Ratio(1.9, 1.9, 1.9), "latency": Ratio(0.5, 0.5, 0.5)}
+    return (HELPS, seats, share), ((replace(seats, **both), replace(share, **both)),)
+
+
+def test_a_pair_that_suffices_comes_first_on_all_surfaces_where_no_change_does_alone():
+    """Each of the two names the other, with the effect of both."""
+    fixes, pairs = seats_and_watermark()
+    reading = storm(*fixes, pairs=pairs)
+    first, second, third, *_ = engine_of(reading).advice.fixes
+    assert [(one.fix, one.flag) for one in (first, second)] == [
+        ("set_watermark", "--watermark 0.1"), ("lower_max_num_seqs", "--max-num-seqs 14"),
+    ]  # fmt: skip
+    assert third.fix == "fp8_kv_cache"
+    assert (first.gain, first.suffices, first.together.fix) == (1.2, False, "lower_max_num_seqs")
+    said = 'Together with "Keep some blocks free when admitting" it suffices. Forecast: tokens/s x1.90, time'
+    for surface in (page, terminal):
+        assert said in surface(reading)
+        assert "suffices with: Let fewer requests run at once" in surface(reading)
+    (engine,) = status_object("http://a", reading, reading.t)["engines"].values()
+    assert engine["fixes"][0]["together"] == {
+        "fix": "lower_max_num_seqs", "outcome": "suffices", "tokens_ratio": [1.9, 1.9, 1.9],
+        "latency_ratio": [0.5, 0.5, 0.5],
+    }  # fmt: skip
+    assert metric(reading, "fix_pair_gain_ratio") == [1.9, 1.9]
+    words = "[restart] [tokens/s 1.20x] [with the other of this pair it suffices: tokens/s 1.90x]"
+    assert f"1. Keep some blocks free when admitting (--watermark 0.1) {words}" in pushed(reading)
+    history = History()
+    (line, _) = (line for line in history.note(0.0, reading) if "engine" in line or "running" in line)
+    assert "(--watermark 0.1) together with: Let fewer requests run at once (--max-num-seqs 14)" in line
+
+
+@pytest.mark.parametrize("why", ["one suffices alone", "one is rejected", "not trusted", "no pair"])
+def test_no_pair_is_advised_where_it_is_not_needed_or_a_part_of_it_is_rejected(why):
+    """Then each fix stands for itself."""
+    fixes, pairs = seats_and_watermark(*(("worse", 14) if why == "one is rejected" else ()))
+    if why == "one suffices alone":
+        fixes = (replace(HELPS, outcome="suffices"), *fixes[1:])
+    reading = storm(*fixes, trusted=why != "not trusted", pairs=() if why == "no pair" else pairs)
+    assert not any(one.together for one in engine_of(reading).advice.fixes)
+    assert metric(reading, "fix_pair_gain_ratio") == []
+    assert "this pair" not in pushed(reading)
 
 
 def metric(reading, name: str) -> list[float]:

@@ -17,8 +17,10 @@ STORM = {"running": 20, "waiting": 12, "kv": 0.98, "tokens": 300, "finished": 2,
 CALM = {"running": 20, "kv": 0.9, "tokens": 300, "finished": 2}
 FIGURES = {"output_tokens_per_second": {"ratio_to_now": 1.4}}
 FORECAST = {
-    "calibration": {"trusted": True, "sentence": "they match"},
-    "candidates": [{"fixes": ["fp8_kv_cache"], "verdict": "helps", "figures": FIGURES}],
+    "calibration": {"trusted": True, "reason": "they match"},
+    "candidates": [
+        {"fixes": ["fp8_kv_cache"], "outcome": "helps", "figures": FIGURES, "parts": [], "score": 1.4}
+    ],
 }
 
 

@@ -64,7 +64,10 @@ def test_two_changes_that_help_more_together_are_proposed_as_a_pair():
     def either(engine):
         return 1.3 if engine.num_gpu_blocks > 500 or engine.max_num_seqs <= 20 else 1.0
 
-    assert [label for label in found(both)[1] if " + " in label and "pool x2" in label]
+    (pair,) = (one for one in search(LOOP, ENGINE, ASSUMED_POOLS, Screen(both)) if one.parts)
+    assert "pool x2" in pair.label
+    assert [part.value for part in pair.parts] == [None, pair.engine.max_num_seqs]
+    assert pair.parts[1].fixes == ("lower_max_num_seqs",)
     assert not [label for label in found(either)[1] if " + " in label]
 
 

@@ -141,6 +141,9 @@ def ranks(entry: Verdict, number: int = 0) -> dict[str, str]:
     }
     if entry.name in FORECAST_VERDICTS:
         ranked[of("vllm_pressure_fix_gain_ratio", pod(number), **ENGINE, fix=fixes[-1])] = "1.304"
+    if entry.name == "kv_bound":
+        for fix in fixes[-2:]:
+            ranked[of("vllm_pressure_fix_pair_gain_ratio", pod(number), **ENGINE, fix=fix)] = "1.905"
     ranked |= {
         of("vllm_pressure_fix_rank", pod(number), **ENGINE, fix=fix): str(rank)
         for rank, fix in enumerate(reversed(fixes), start=1)

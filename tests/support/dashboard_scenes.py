@@ -24,6 +24,7 @@ if str(TESTS) not in sys.path:  # as a script; under pytest conftest.py does thi
 
 from prometheus_client import disable_created_metrics  # noqa: E402
 
+from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio  # noqa: E402
 from exporter.analysis.pipeline import Pipeline, TargetReading  # noqa: E402
 from exporter.config import AnalysisConfig  # noqa: E402
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts  # noqa: E402
@@ -201,6 +202,9 @@ def storm() -> Staged:
             "tokens": wave(100, 0.05, 2200),
         },
     )
+    key = next(iter(staged.stage.readings[-1].engines))
+    helps = FixForecast("fp8_kv_cache", "helps", None, Ratio(1.3, 1.4, 1.5), Ratio(0.6, 0.7, 0.8), score=2.0)
+    staged.stage.pipeline.set_forecast(key, EngineForecast(staged.stage.now, True, "they match", (helps,)))
     staged.play(
         SECONDS - 1080,
         running=_whole(wave(90, 0.12, 118)),

@@ -7,7 +7,7 @@ from typing import Final
 from exporter.analysis import catalogue
 from exporter.analysis.fixes.case import QUEUES, Advice, Answer, Case, FixAdvice, RejectedFix
 from exporter.analysis.fixes.memory import MEMORY
-from exporter.analysis.fixes.ranking import by_cost, by_forecast, explain, merge
+from exporter.analysis.fixes.ranking import by_cost, by_forecast, explain, merge, pair_up
 from exporter.analysis.fixes.rows import ROWS
 from exporter.analysis.fixes.seats import SEATS
 from exporter.analysis.forecast import FORECAST_VERDICTS, EngineForecast
@@ -60,6 +60,7 @@ def advise(
     if forecast is not None and trusted:
         known = [one for one in forecast.fixes if not _is_too_old(s, one.fix)]
         merge(advised, rejected, known)
+        pair_up(advised, forecast.pairs)
     flags = catalogue.load().fixes
     advised = {
         name: replace(one, flag=flags[name].flag_with(_shown(one.value))) for name, one in advised.items()

@@ -33,6 +33,8 @@ class FixAdvice:
     missing: str = ""
     note: str = ""  # an assumption or a limit worth a sentence
     forecast: FixForecast | None = None  # its simulated effect, where that is trusted
+    # Another fix, with the effect of both: together they suffice, where no fix does alone.
+    together: FixForecast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,10 @@ from exporter.analysis.catalogue import COSTS
 from exporter.analysis.fixes.case import FixAdvice
 from exporter.analysis.forecast import FORECAST_VERDICTS, REJECTED, EngineForecast, FixForecast
 
-__all__ = ["by_cost", "by_forecast", "explain", "merge"]
+__all__ = ["by_cost", "by_forecast", "explain", "merge", "pair_up"]
 
 # Gains that differ by less than this share are similar: then the cheaper fix comes first.
 _SIMILAR: Final = 0.1
-# How the simulation begins what does not match.
-_WARNING: Final = "do not trust this forecast: "
 # Settings whose value the simulation chooses; rules of thumb about them yield to it.
 _SIMULATED: Final = frozenset({"lower_max_num_seqs", "raise_max_num_seqs", "set_watermark"})
 
@@ -51,6 +49,19 @@ def _with(advice: FixAdvice, one: FixForecast) -> FixAdvice:
     )
 
 
+def pair_up(advised: dict[str, FixAdvice], pairs: Iterable[tuple[FixForecast, FixForecast]]) -> None:
+    """Let two advised fixes say that they suffice together, where none does alone: the cheapest such two."""
+    known = [each for each in pairs if all(one.fix in advised for one in each)]
+    if not known or any(advice.suffices for advice in advised.values()):
+        return
+    one, other = min(known, key=lambda each: sorted((by_cost(advised[x.fix]) for x in each), reverse=True))
+    for own, partner in ((one, other), (other, one)):
+        advice, title = advised[own.fix], catalogue.load().fixes[partner.fix].title
+        note = f'{advice.note} Together with "{title}" it suffices. {own.sentence}'.strip()
+        value = advice.value if own.value is None else own.value
+        advised[own.fix] = replace(advice, value=value, note=note, together=partner)
+
+
 def by_cost(advice: FixAdvice) -> tuple[int, ...]:
     """Return the sort key of a fix without a forecast: what may do harm last, then the cheapest first."""
     fix = catalogue.load().fixes[advice.fix]
@@ -60,7 +71,8 @@ def by_cost(advice: FixAdvice) -> tuple[int, ...]:
 def by_forecast(advised: Iterable[FixAdvice]) -> dict[str, tuple[float, ...]]:
     """Return a sort key of each fix: the larger gain first, the cheaper one of similar gains.
 
-    Fixes without a forecast follow those that help; uncertain ones are last.
+    A pair that suffices precedes what does not. Fixes without a forecast follow those that help; uncertain
+    ones are last.
     """
     keys: dict[str, tuple[float, ...]] = {}
     tier, best = 0, None
@@ -72,6 +84,7 @@ def by_forecast(advised: Iterable[FixAdvice]) -> dict[str, tuple[float, ...]]:
         best = best or score
         cost = COSTS.index(catalogue.load().fixes[one.fix].cost)
         keys[one.fix] = (0, tier, cost, -score)
+    keys |= {one.fix: (-1, -_score(one)) for one in advised if one.together}
     for one in advised:
         keys.setdefault(one.fix, (1 if one.forecast is None else 2, *by_cost(one)))
     return keys
@@ -88,7 +101,7 @@ def explain(verdict: str, forecast: EngineForecast | None, ranked: Iterable[FixA
     if forecast is None:
         return "Ordered by cost, without gains: the load has not been simulated yet."
     if not forecast.trusted:
-        return f"Ordered by cost, without gains: {forecast.sentence.removeprefix(_WARNING)}."
+        return f"Ordered by cost, without gains: {forecast.sentence}."
     costs = {catalogue.load().fixes[one.fix].cost for one in ranked if one.forecast and one.forecast.helps}
     ends = {
         frozenset(): " No change that was simulated helps.",

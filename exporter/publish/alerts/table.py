@@ -10,13 +10,14 @@ from typing import Final
 
 from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Scope, Severity, Verdict
+from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.relief import NOW, limit_words, relief
 from exporter.analysis.words import WORDS
 
 __all__ = [
-    "DASHBOARDS", "FIXES_HEAD", "FIXES_SHOWN", "IDENTITY", "NUMBERS", "PAGE_SHARE", "RUNBOOK_BASE",
-    "WORST_ENGINE", "Alert", "alerts", "dashboard_url", "description", "fix_line", "gain_words",
-    "runbook_url", "subject",
+    "DASHBOARDS", "FIXES_HEAD", "FIXES_SHOWN", "GAIN_WORDS", "IDENTITY", "NUMBERS", "PAGE_SHARE",
+    "PAIR_WORDS", "RUNBOOK_BASE", "WORST_ENGINE", "Alert", "alerts", "dashboard_url", "description",
+    "fix_line", "gain_words", "runbook_url", "subject",
 ]  # fmt: skip
 
 _REPOSITORY: Final = "https://github.com/vllm-preemption-exporter/vllm-preemption-exporter"
@@ -121,9 +122,14 @@ def fix_line(
     return f"{rank}. {title}" + (f" ({flag})" if flag else "") + (" [restart]" if restarts else "") + gain
 
 
-def gain_words(gain: float | None) -> str:
-    """Return the words of a fix's gain; empty where no forecast gives one."""
-    return "" if gain is None else f" [tokens/s {gain:.2f}x]"
+GAIN_WORDS: Final = " [tokens/s %.2fx]"
+PAIR_WORDS: Final = " [with the other of this pair it suffices: tokens/s %.2fx]"
+
+
+def gain_words(advice: FixAdvice) -> str:
+    """Return the words of a fix's gain, alone and in a pair; empty where no forecast gives one."""
+    alone = "" if advice.gain is None else GAIN_WORDS % advice.gain
+    return alone + (PAIR_WORDS % advice.together.tokens.mean if advice.together else "")
 
 
 def description(

@@ -235,13 +235,13 @@ def _fixes(candidate: _Candidate) -> Iterable[str]:
     fixes = catalogue.load().fixes
     ranked = [fix for engine in candidate.engines for fix in enumerate(engine.advice.fixes)]
     flags: dict[str, str | None] = {}
-    gains: dict[str, float | None] = {}
+    gains: dict[str, str] = {}
     for _, advice in sorted(ranked, key=lambda one: one[0]):
         flags.setdefault(advice.fix, advice.flag)
-        gains.setdefault(advice.fix, advice.gain)
+        gains.setdefault(advice.fix, table.gain_words(advice))
     if not any(engine.advice.fixes or engine.advice.rejected for engine in candidate.engines):
         # Flags without a value, which is not computed.
         flags = {name: (fixes[name].flag or "").partition(" ")[0] for name in candidate.alert.entry.fixes}
     for rank, (name, flag) in enumerate(list(flags.items())[: table.FIXES_SHOWN], start=1):
-        gain = table.gain_words(gains.get(name))
+        gain = gains.get(name, "")
         yield table.fix_line(rank, fixes[name].title, flag, restarts=fixes[name].restarts, gain=gain)

@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 # No engine has more series than this, whatever holds.
-SERIES_PER_ENGINE: Final = 88
+SERIES_PER_ENGINE: Final = 90
 # More findings or fixes than these are not exported; they stand in the API and on the page.
 MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
@@ -53,6 +53,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("gateway_limit_requests", "gauge", _ENGINE, "Requests to allow at once at a gateway: the seats that help by a trusted forecast, else the most that ran without preemption, where more are in flight now. +Inf where a forecast says that a limit costs throughput. Absent where unknown or of no use."),
     MetricRow("fix_value", "gauge", (*_ENGINE, "fix"), "Value for the flag of each advised fix. Absent where none is known."),
     MetricRow("fix_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after each advised fix / now, by a simulation that matches the server. Absent without one."),
+    MetricRow("fix_pair_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after both of two fixes / now, for each of the two: together they suffice by a simulation that matches the server, where no fix does alone. Absent otherwise."),
     MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
     MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is reachable where an engine can be read."),
     MetricRow("target_severity", "gauge", (), "The worst severity of the target, its engines and its models: 0 none, 1 info, 2 warning, 3 critical."),
@@ -113,6 +114,9 @@ _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, flo
     ],
     "fix_gain_ratio": lambda engine: [
         (advice.fix, advice.gain) for advice in engine.advice.fixes[:_MOST_VALUES] if advice.gain is not None
+    ],
+    "fix_pair_gain_ratio": lambda engine: [
+        (advice.fix, advice.together.tokens.mean) for advice in engine.advice.fixes if advice.together
     ],
     "saturation_ratio": lambda engine: engine.saturation.items(),
 }
