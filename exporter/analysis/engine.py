@@ -13,7 +13,9 @@ from exporter.analysis.forecast import EngineForecast
 from exporter.analysis.gauge_hold import GaugeHold
 from exporter.analysis.history import History
 from exporter.analysis.kv_demand import KvContext, context_per_request, need
+from exporter.analysis.measured import measured
 from exporter.analysis.pace import PaceWatch
+from exporter.analysis.preemption_cost import PreemptionCost, preemption_cost
 from exporter.analysis.queue_causes import QueueCauses
 from exporter.analysis.relief import gateway_limit
 from exporter.analysis.server_facts import ServerFacts
@@ -63,6 +65,17 @@ class EngineReading:
     # Demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
     saturation: Mapping[str, float] = field(default_factory=dict)
     forecast: EngineForecast | None = None  # the last one, which the advice rests on if it is trusted
+
+    @property
+    def cost(self) -> PreemptionCost:
+        """What preemptions cost, by a trusted forecast."""
+        return preemption_cost(self.judgement.verdict, self.forecast, self.server_facts)
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """Sentences in numbers: what the readings prove, and what a forecast says that preemptions cost."""
+        cost = self.cost.sentence
+        return (*measured(self.judgement.verdict, self.signals), *([cost] if cost else ()))
 
 
 class Engine:

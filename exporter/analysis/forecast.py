@@ -86,6 +86,8 @@ class EngineForecast:
     # What preemptions cost now: tokens that are computed again, per second and of all computed ones.
     recomputed_per_second: float | None = None
     recomputed_ratio: float | None = None
+    # What a further prompt token adds to a step: the least of the step times that were simulated.
+    seconds_per_token: float = 0.0
     # Pairs of fixes that suffice together: both have the effect of the pair, and each its own value.
     pairs: tuple[tuple[FixForecast, FixForecast], ...] = ()
 
@@ -111,6 +113,7 @@ class EngineForecast:
             _best_of(document["candidates"]),
             now.get("recomputed_tokens_per_second", {}).get("mean"),
             now.get("recomputed_ratio", {}).get("mean"),
+            min((each["per_token"] for each in document["simulated"]["step_times"]), default=0) / 1e9,
             tuple(pair for row in document["candidates"] for pair in _pairs(row)),
         )
 

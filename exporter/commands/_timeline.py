@@ -45,7 +45,7 @@ def feed_recording(
     items = read(path)
     header = next(items)
     assert isinstance(header, Header)  # noqa: S101 (as read() promises)
-    configured = config.targets[0].facts if config.alone else {}
+    configured = config.facts_of(config.targets[0]) if config.alone else {}
     facts = {**configured, **parse_facts(header.config, strict=False)[0]}
     arguments = {**(config.engine.args or {}), **parse_facts(header.arguments, strict=False)[0]}
     pipeline = Pipeline(config.analysis, facts, header.interval, arguments)

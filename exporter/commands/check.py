@@ -106,7 +106,9 @@ async def _watch(
     last: PollOutcome | None = None
     start = process.SYSTEM.monotonic()
     analysis = shrink_windows(config.analysis, seconds)
-    facts = {name: value for name, value in target.facts.items() if name != "startup_grace_seconds"}
+    facts = {
+        name: value for name, value in config.facts_of(target).items() if name != "startup_grace_seconds"
+    }
     pipeline = Pipeline(analysis, facts, config.poll.interval, config.engine.args)
     prober = Prober.for_target(target, config.poll)
 

@@ -68,6 +68,8 @@ _ROWS: tuple[tuple[str, Kind[object], str], ...] = (
     ("gpu_memory_gib", number(0.1, 1 << 14), "memory of one GPU"),
     ("kv_cache_gib", number(0.001, 1 << 14), "KV cache per GPU, from vLLM's log at start"),
     ("weights_gib", number(0.001, 1 << 14), "weights per GPU, from vLLM's log at start"),
+    ("gpus_per_replica", whole(1, 4096), "gpu.per_replica of this server"),
+    ("gpu_hourly_price", number(0, 1e6), "gpu.hourly_price of this server"),
     ("num_kv_heads", whole(1, 4096), "KV heads; more tensor parallelism than this adds no KV"),
 )
 FACTS: Mapping[str, Option] = {key: Option(key, kind, None, text) for key, kind, text in _ROWS}

@@ -137,6 +137,14 @@ class EngineConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuConfig(Section):
+    """The price of the GPUs, for what preemptions cost."""
+
+    hourly_price: float | None = option(None, number(0, 1e6), "price of one GPU per hour, in any currency; a forecast then shows the cost of preemptions")
+    per_replica: int | None = option(None, whole(1, 4096), "GPUs of one engine; by default tensor x pipeline parallel size where known, else 1")
+
+
+@dataclass(frozen=True, slots=True)
 class WebFileConfig(Section):
     """Access to the exporter's own pages."""
 
@@ -306,12 +314,18 @@ class Config(Section):
     targets_dns: tuple[DnsTargetsConfig, ...] = field(default=())
     targets_file_sd: tuple[FileTargetsConfig, ...] = field(default=())
     engine: EngineConfig = section(EngineConfig)
+    gpu: GpuConfig = section(GpuConfig)
     web: WebConfig = section(WebConfig)
     poll: PollConfig = section(PollConfig)
     log: LogConfig = section(LogConfig)
     analysis: AnalysisConfig = section(AnalysisConfig)
     whatif: WhatIfConfig = section(WhatIfConfig)
     alertmanager: AlertmanagerConfig = section(AlertmanagerConfig)
+
+    def facts_of(self, target: TargetConfig) -> Mapping[str, Fact]:
+        """Settings of a target's server: its own, then the GPUs that all targets share."""
+        gpu = {"gpu_hourly_price": self.gpu.hourly_price, "gpus_per_replica": self.gpu.per_replica}
+        return {**{name: value for name, value in gpu.items() if value is not None}, **target.facts}
 
     @property
     def alone(self) -> bool:

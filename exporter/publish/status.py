@@ -8,7 +8,6 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.load_profile import LoadProfile
-from exporter.analysis.measured import measured
 from exporter.analysis.pipeline import EngineReading, ModelReading, TargetReading
 from exporter.analysis.relief import limit_words, relief
 from exporter.analysis.target_verdict import REACHABLE, TargetJudgement
@@ -180,6 +179,8 @@ def _forecast(engine: EngineReading, now: float) -> dict[str, Any] | None:
     cost = {
         "recomputed_tokens_per_second": made.recomputed_per_second,
         "recomputed_ratio": made.recomputed_ratio,
+        "recomputed_gpu_time_ratio": engine.cost.time_ratio,
+        "recomputed_cost_per_hour": engine.cost.per_hour,
     }
     known = {name: round(value, 3) for name, value in cost.items() if value is not None and made.trusted}
     return shown | known
@@ -196,7 +197,7 @@ def _status(engine: EngineReading, now: float, load: LoadProfile | None) -> dict
         **shown,
         "summary": entry.summary,
         "meaning": entry.meaning,
-        "measured": list(measured(entry.name, engine.signals)),
+        "measured": list(engine.measured),
         "now": list(relief(entry.name, engine.judgement.severity, limit_words(engine.gateway_limit))),
         "since_seconds": round(now - engine.judgement.since, 3),
         "evidence": [_evidence(evidence) for evidence in engine.judgement.evidence],

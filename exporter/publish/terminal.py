@@ -8,7 +8,6 @@ from exporter.analysis.catalogue import Severity
 from exporter.analysis.conditions import Evidence
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
-from exporter.analysis.measured import measured
 from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.relief import NOW, limit_words, loss, paid, relief
 from exporter.analysis.target_verdict import REACHABLE
@@ -74,7 +73,7 @@ def _engine(name: str, engine: EngineReading, paint: Paint, now: float) -> Itera
     title = paint(f"{_title(judgement.verdict)} ({judgement.severity.value})", judgement.severity)
     yield f"{inert(engine.key.model)} engine {inert(name)}: {title}"
     yield f"  {table.verdicts[judgement.verdict].summary}"
-    yield from (f"  {sentence}" for sentence in measured(judgement.verdict, engine.signals))
+    yield from (f"  {sentence}" for sentence in engine.measured)
     known = engine.signals.known()
     yield "  " + ", ".join(signal.phrase(known[signal.name]) for signal in _SHOWN if signal.name in known)
     yield from _now(relief(judgement.verdict, judgement.severity, limit_words(engine.gateway_limit)))

@@ -36,7 +36,7 @@ RESERVED: Final = frozenset(
     {"target", "le", "quantile", *(label for row in (*METRICS, *EXPORTER_METRICS) for label in row.labels)}
 )
 # The sections of the configuration that a fleet uses.
-SECTIONS: Final = ("targets", "targets_dns", "targets_file_sd", "engine", "poll", "analysis")
+SECTIONS: Final = ("targets", "targets_dns", "targets_file_sd", "engine", "gpu", "poll", "analysis")
 
 _Key: TypeAlias = tuple[str, Labels]
 
@@ -61,7 +61,7 @@ class Watched:
         self.target = target
         self.url = shown_url(target.config.url)  # without anything secret
         self.reading: TargetReading | None = None  # the last one, None before the first poll has ended
-        facts, arguments = target.config.facts, config.engine.args
+        facts, arguments = config.facts_of(target.config), config.engine.args
         self.pipeline = Pipeline(config.analysis, facts, config.poll.interval, arguments)
         self.timeline = Timeline()
         self.counts = PollCounts()
@@ -199,7 +199,7 @@ class Fleet:
         before, again = self._config, notifier is not self._notifier
         self._config, self._notifier, self._sources = config, notifier, sources
         # These are settings that all targets share: if one changes, all targets restart.
-        shared = [(one.poll, one.engine.args) for one in (before, config)]
+        shared = [(one.poll, one.engine.args, one.gpu) for one in (before, config)]
         if shared[0] != shared[1]:
             for key in list(self._watched):
                 self._end(key, restarts=True)

@@ -187,8 +187,11 @@ def test_the_best_of_several_simulated_values_is_the_forecast_of_a_fix():
         row([], "helps", 3.0),
     ]
     now = {"figures": {"recomputed_tokens_per_second": {"mean": 700.0}, "recomputed_ratio": {"mean": 0.38}}}
-    made = EngineForecast.from_dict({"calibration": calibration, "now": now, "candidates": rows}, AT)
+    simulated = {"step_times": [{"per_token": 25_000}, {"per_token": 20_000}]}
+    document = {"calibration": calibration, "now": now, "simulated": simulated, "candidates": rows}
+    made = EngineForecast.from_dict(document, AT)
     assert (made.recomputed_per_second, made.recomputed_ratio) == (700.0, 0.38)
+    assert made.seconds_per_token == pytest.approx(20e-6)
     assert {each.fix: (each.outcome, each.value) for each in made.fixes} == {
         "lower_max_num_seqs": ("helps", 12),
         "fp8_kv_cache": ("no_help", None),
@@ -199,12 +202,12 @@ def test_the_best_of_several_simulated_values_is_the_forecast_of_a_fix():
     parts = [{"fixes": ["fp8_kv_cache", "raise_tensor_parallel"], "value": None}]
     parts.append({"fixes": ["set_watermark"], "value": 0.05})
     rows.append(row([], "suffices", 1.9, parts=parts))
-    pairs = EngineForecast.from_dict({"calibration": calibration, "candidates": rows}, AT).pairs
+    pairs = EngineForecast.from_dict(document, AT).pairs
     assert [[(one.fix, one.value, one.score) for one in each] for each in pairs] == [
         [(fix, None, 1.9), ("set_watermark", 0.05, 1.9)] for fix in ("fp8_kv_cache", "raise_tensor_parallel")
     ]
     rows[-1]["outcome"] = "helps"
-    assert EngineForecast.from_dict({"calibration": calibration, "candidates": rows}, AT).pairs == ()
+    assert EngineForecast.from_dict(document, AT).pairs == ()
     failed = EngineForecast.from_dict({"error": "no request has finished yet"}, AT)
     assert replace(failed, fixes=()) == EngineForecast(AT, False, "no request has finished yet")
 

@@ -30,6 +30,10 @@ DRAWN = ("timeseries", "stat", "bargauge", "heatmap", "table")
 NOT_SHOWN: dict[str, str] = {
     "target_severity": "the severities of the engines show it",
     "fix_pair_gain_ratio": "a number of the alert's text, which the status page has too",
+    **dict.fromkeys(
+        ("recomputed_tokens_per_second", "recomputed_gpu_time_ratio", "recomputed_cost_per_hour"),
+        "what preemptions cost: known only with a forecast, and on the status page",
+    ),
     "gateway_limit_requests": "a number of the alert's text, which the status page has too",
 }
 # What every process of prometheus-client tells, and vLLM's too.

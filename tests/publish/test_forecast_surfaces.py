@@ -11,7 +11,8 @@ from support.scenes import Stage, engine_of
 
 from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio
 from exporter.commands._history import History
-from exporter.config import AlertmanagerConfig
+from exporter.config import AlertmanagerConfig, Config, TargetConfig
+from exporter.config.sections import GpuConfig
 from exporter.publish.alerts.tracker import ActiveAlerts
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.page.renderer import Page
@@ -25,9 +26,9 @@ STORM = {"running": 20, "waiting": 12, "kv": 0.98, "tokens": 300, "finished": 0.
 HELPS = FixForecast("fp8_kv_cache", "helps", None, Ratio(1.4, 1.4, 1.4), Ratio(0.7, 0.7, 0.7))
 
 
-def storm(*fixes: FixForecast, trusted: bool = True, age: float = 130.0, **more):
+def storm(*fixes: FixForecast, trusted: bool = True, age: float = 130.0, facts=None, **more):
     """The last reading of a storm whose forecast, if there are fixes, has an age."""
-    stage = Stage(cache=POOL, max_num_seqs=32)
+    stage = Stage(cache=POOL, max_num_seqs=32, **(facts or {}))
     reading = stage.play(150, **STORM)[-1]
     if not fixes:
         return reading
@@ -184,3 +185,75 @@ def test_check_and_replay_use_the_forecast_that_they_have_just_made():
     )
     assert "Limit concurrency" in terminal(reading)
     assert "Limit concurrency" not in terminal(stage.pipeline.reconsidered(reading))
+
+
+@pytest.mark.parametrize(
+    ("per_token", "facts", "time", "money", "words"),
+    [
+        # 700 tokens/s * 20 us = 1.4 % of the time; * 8 GPUs * 2.50 = 0.28 per hour.
+        (
+            20e-6,
+            {"gpu_hourly_price": 2.5, "tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+            [0.014],
+            [0.28],
+            " again, at least 1.4% of the GPU's time, at least 0.28 per hour (8 GPUs at 2.5 per hour).",
+        ),
+        # The operator knows better than the sizes: 0.1 * 3 * 10 = 3.
+        (
+            1 / 7000,
+            {"gpu_hourly_price": 10.0, "gpus_per_replica": 3, "tensor_parallel_size": 4},
+            [0.1],
+            [3.0],
+            "at least 3.00 per hour (3 GPUs at 10 per hour).",
+        ),
+        # One GPU is the least that any server has: 0.014 * 1 * 2.5 = 0.035.
+        (
+            20e-6,
+            {"gpu_hourly_price": 2.5},
+            [0.014],
+            [0.035],
+            "at least 0.04 per hour (1 GPU at 2.5 per hour).",
+        ),
+        (20e-6, {"tensor_parallel_size": 4}, [0.014], [], "again, at least 1.4% of the GPU's time."),
+        # The observations allow that a token costs no time: no bound.
+        (0.0, {"gpu_hourly_price": 2.5}, [], [], "compute 700 tokens/s again."),
+    ],
+)
+def test_what_preemptions_cost_is_the_same_on_all_surfaces(per_token, facts, time, money, words):
+    """Tokens/s again, a share of the GPU's time and money, each only where it is known."""
+    more = {"recomputed_per_second": 700.0, "recomputed_ratio": 0.38, "seconds_per_token": per_token}
+    reading = storm(HELPS, facts=facts, **more)
+    for surface in (page, terminal):
+        assert "By the forecast, preemptions make it compute 700 tokens/s again" in surface(reading)
+        assert words in surface(reading)
+    (engine,) = status_object("http://a", reading, reading.t)["engines"].values()
+    assert engine["measured"][-1].endswith(words)
+    shown = [[engine["forecast"].get(f"recomputed_{name}")] for name in ("gpu_time_ratio", "cost_per_hour")]
+    assert shown == [pytest.approx(time or [None]), pytest.approx(money or [None])]
+    assert metric(reading, "recomputed_tokens_per_second") == [700.0]
+    assert metric(reading, "recomputed_gpu_time_ratio") == pytest.approx(time)
+    assert metric(reading, "recomputed_cost_per_hour") == pytest.approx(money)
+
+
+@pytest.mark.parametrize(("trusted", "recomputed"), [(False, 700.0), (True, None), (True, 0.0)])
+def test_no_cost_is_said_without_a_forecast_that_matches_or_where_nothing_is_computed_again(
+    trusted, recomputed
+):
+    """Unknown is not zero: without a forecast there are no series; where nothing is lost they are 0."""
+    facts = {"gpu_hourly_price": 2.5}
+    reading = storm(
+        HELPS, trusted=trusted, facts=facts, recomputed_per_second=recomputed, seconds_per_token=1e-5
+    )
+    assert "By the forecast" not in page(reading) + terminal(reading)
+    zero = [0.0] if trusted and recomputed == 0.0 else []
+    for name in ("tokens_per_second", "gpu_time_ratio", "cost_per_hour"):
+        assert metric(reading, f"recomputed_{name}") == zero
+
+
+def test_the_price_comes_from_flags_or_from_the_settings_of_a_server():
+    """A server's own settings go first."""
+    config = Config(gpu=GpuConfig(hourly_price=2.5, per_replica=4))
+    assert config.facts_of(TargetConfig()) == {"gpu_hourly_price": 2.5, "gpus_per_replica": 4}
+    dear = TargetConfig(facts={"gpu_hourly_price": 9.0, "max_num_seqs": 8})
+    assert config.facts_of(dear) == {"gpu_hourly_price": 9.0, "gpus_per_replica": 4, "max_num_seqs": 8}
+    assert Config().facts_of(TargetConfig()) == {}

@@ -35,7 +35,7 @@ BODY = bodies.body(
 )
 UNITS = {"seconds", "bytes", "ratio", "tokens"}
 # A quotient names both of its units, and "seconds to full" is one.
-UNIT_INSIDE = {"generation_tokens_per_second", "kv_seconds_to_full"}
+UNIT_INSIDE = {"generation_tokens_per_second", "kv_seconds_to_full", "recomputed_tokens_per_second"}
 # Signals that are not exported, each with the reason.
 NOT_EXPORTED = {
     "kv_capacity_is_estimate": "a flag; the API shows it",

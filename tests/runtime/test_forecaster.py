@@ -18,6 +18,7 @@ CALM = {"running": 20, "kv": 0.9, "tokens": 300, "finished": 2}
 FIGURES = {"output_tokens_per_second": {"ratio_to_now": 1.4}}
 FORECAST = {
     "calibration": {"trusted": True, "reason": "they match"},
+    "simulated": {"step_times": []},
     "candidates": [
         {"fixes": ["fp8_kv_cache"], "outcome": "helps", "figures": FIGURES, "parts": [], "score": 1.4}
     ],

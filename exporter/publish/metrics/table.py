@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 # No engine has more series than this, whatever holds.
-SERIES_PER_ENGINE: Final = 90
+SERIES_PER_ENGINE: Final = 93
 # More findings or fixes than these are not exported; they stand in the API and on the page.
 MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
@@ -54,6 +54,9 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("fix_value", "gauge", (*_ENGINE, "fix"), "Value for the flag of each advised fix. Absent where none is known."),
     MetricRow("fix_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after each advised fix / now, by a simulation that matches the server. Absent without one."),
     MetricRow("fix_pair_gain_ratio", "gauge", (*_ENGINE, "fix"), "Tokens per second after both of two fixes / now, for each of the two: together they suffice by a simulation that matches the server, where no fix does alone. Absent otherwise."),
+    MetricRow("recomputed_tokens_per_second", "gauge", _ENGINE, "Tokens computed again after preemptions per second, by a simulation of at least 30 s of load that matches the server. Absent without one."),
+    MetricRow("recomputed_gpu_time_ratio", "gauge", _ENGINE, "Share of GPU time that computes tokens again after preemptions, 0-1: a lower bound by a simulation that matches the server. Absent without one."),
+    MetricRow("recomputed_cost_per_hour", "gauge", _ENGINE, "Share of GPU time that computes tokens again * gpu.hourly_price * GPUs of the engine: a lower bound of the cost of preemptions per hour. Absent without a price or a simulation."),
     MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
     MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is reachable where an engine can be read."),
     MetricRow("target_severity", "gauge", (), "The worst severity of the target, its engines and its models: 0 none, 1 info, 2 warning, 3 critical."),
@@ -95,6 +98,12 @@ EXPORTER_METRICS: Final[tuple[MetricRow, ...]] = (
 TARGET_VERDICTS: Final = tuple(
     name for name, verdict in catalogue.load().verdicts.items() if verdict.of_target
 )
+
+
+def _known(value: float | None) -> list[tuple[str, float]]:
+    return [] if value is None else [("", value)]
+
+
 # Numbers of an engine, each with the value of the label that a metric has beside those of the engine.
 _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, float]]]]] = {
     "verdict": lambda engine: [(name, float(name == engine.judgement.verdict)) for name in ENGINE_VERDICTS],
@@ -104,9 +113,7 @@ _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, flo
     "fix_rank": lambda engine: [
         (advice.fix, float(rank)) for rank, advice in enumerate(engine.advice.fixes[:MOST_FIXES], start=1)
     ],
-    "gateway_limit_requests": lambda engine: (
-        [] if engine.gateway_limit is None else [("", engine.gateway_limit)]
-    ),
+    "gateway_limit_requests": lambda engine: _known(engine.gateway_limit),
     "fix_value": lambda engine: [
         (advice.fix, float(advice.value))
         for advice in engine.advice.fixes[:_MOST_VALUES]
@@ -118,6 +125,9 @@ _OF_ENGINE: Final[Mapping[str, Callable[[EngineReading], Iterable[tuple[str, flo
     "fix_pair_gain_ratio": lambda engine: [
         (advice.fix, advice.together.tokens.mean) for advice in engine.advice.fixes if advice.together
     ],
+    "recomputed_tokens_per_second": lambda engine: _known(engine.cost.tokens_per_second),
+    "recomputed_gpu_time_ratio": lambda engine: _known(engine.cost.time_ratio),
+    "recomputed_cost_per_hour": lambda engine: _known(engine.cost.per_hour),
     "saturation_ratio": lambda engine: engine.saturation.items(),
 }
 # The same of a target.

@@ -8,7 +8,6 @@ from exporter.analysis import catalogue
 from exporter.analysis.catalogue import Finding, Severity, Verdict
 from exporter.analysis.engine import EngineReading
 from exporter.analysis.fixes import FixAdvice
-from exporter.analysis.measured import measured
 from exporter.analysis.relief import limit_words, loss, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
@@ -48,7 +47,7 @@ def engine_card(view: View, index: int, name: str, engine: EngineReading) -> dic
         "entry": entry,
         "explained": explained,
         "impact": "" if explained else impact(entry),
-        "measured": () if explained else measured(entry.name, engine.signals),
+        "measured": () if explained else engine.measured,
         "now": () if explained else relief(entry.name, judgement.severity, limit_words(engine.gateway_limit)),
         "name": name,
         "engine": engine,
