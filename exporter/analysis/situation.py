@@ -5,12 +5,12 @@ or a fix first reads it, so that a poll pays only for those it is judged by.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from exporter.analysis.baseline import Baseline
 from exporter.analysis.history import History
+from exporter.analysis.lazy import lazy
 from exporter.analysis.pace import PaceWatch, computed_prompts
 from exporter.analysis.signals import Signals, mean_context
 from exporter.config import AnalysisConfig, as_number
@@ -102,32 +102,32 @@ class Situation:
         """Return a fact of the server as a number; None where it is unknown or no number."""
         return as_number(self.server_facts.get(fact))
 
-    @cached_property
+    @lazy
     def burst(self) -> Counts:
         """Events of `burst_window`."""
         return _counts(self.history, self.thresholds.burst_window)
 
-    @cached_property
+    @lazy
     def half_minute(self) -> Counts:
         """Events of the hold time, by default 30 s."""
         return _counts(self.history, self.thresholds.hold)
 
-    @cached_property
+    @lazy
     def minute(self) -> Counts:
         """Events of the window of rates, by default 60 s."""
         return _counts(self.history, self.thresholds.window)
 
-    @cached_property
+    @lazy
     def long(self) -> Counts:
         """Events of `long_window`."""
         return _counts(self.history, self.thresholds.long_window)
 
-    @cached_property
+    @lazy
     def inferred(self) -> float:
         """Preemptions of the last seconds that only the gauges show; the counter has not moved yet."""
         return _only_inferred(self.history, self.history.recent_start(_INFERRED_SECONDS))
 
-    @cached_property
+    @lazy
     def preempted_ago(self) -> float | None:
         """Seconds since the counter of preemptions last moved; None if not within 2 `light_for`."""
         history = self.history
@@ -136,7 +136,7 @@ class Situation:
             return None
         return self.t - history.preempted_at
 
-    @cached_property
+    @lazy
     def throughput(self) -> Throughput:
         """The rate of the burst window beside the calm level; fewer requests get fewer tokens."""
         start = self.history.recent_start(self.thresholds.burst_window)
@@ -145,22 +145,22 @@ class Situation:
             level *= requests / self.baseline.level_requests
         return Throughput(self.history.rate("generation_tokens", start), level)
 
-    @cached_property
+    @lazy
     def seats(self) -> float | None:
         """`max_num_seqs`, or what takes its place."""
         return self.number("max_num_active_seqs") or self.number("max_num_seqs")
 
-    @cached_property
+    @lazy
     def requests(self) -> float | None:
         """Running and waiting, on average over the window of rates."""
         return _requests(self.history, self.history.recent_start(self.thresholds.window))
 
-    @cached_property
+    @lazy
     def span(self) -> float:
         """Seconds of history within `long_window`."""
         return self.history.span(self.history.recent_start(self.thresholds.long_window))
 
-    @cached_property
+    @lazy
     def busy(self) -> bool:
         """Whether any of the last polls showed a request, or tokens were generated between them.
 
@@ -173,12 +173,12 @@ class Situation:
         shown = any(history.highest(name, start) for name in ("requests_running", "requests_waiting"))
         return shown or bool(history.increase("generation_tokens", start))
 
-    @cached_property
+    @lazy
     def falling(self) -> bool:
         """Whether tokens per second have just fallen."""
         return _falling(self.history)
 
-    @cached_property
+    @lazy
     def answers_outlast_window(self) -> bool:
         """Whether a request takes longer than the long window, so that few finished ones prove nothing.
 
@@ -191,7 +191,7 @@ class Situation:
             return True
         return running * self.span / self.long.finished > self.thresholds.long_window
 
-    @cached_property
+    @lazy
     def tokens_fell(self) -> bool | None:
         """Whether tokens per second are abnormally far below the engine's own level; None if unknown.
 
@@ -218,7 +218,7 @@ class _QueueWindow:
         self._s = situation
         self._history = situation.history
 
-    @cached_property
+    @lazy
     def _start(self) -> int:
         return self._history.recent_start(self._s.thresholds.queue_window)
 
@@ -226,51 +226,51 @@ class _QueueWindow:
 class Queue(_QueueWindow):
     """The queue and what it waits for, over `queue_window`."""
 
-    @cached_property
+    @lazy
     def waiting_share(self) -> float | None:
         """Share of the polls in which at least one request waited."""
         return self._history.share("requests_waiting", self._start, 0.5)
 
-    @cached_property
+    @lazy
     def waiting_mean(self) -> float | None:
         """Requests waiting, on average."""
         return self._history.mean("requests_waiting", self._start)
 
-    @cached_property
+    @lazy
     def deferred_mean(self) -> float | None:
         """Requests of them that wait for something other than capacity, on average."""
         return self._history.mean("requests_deferred", self._start)
 
-    @cached_property
+    @lazy
     def running_mean(self) -> float | None:
         """Requests running, on average."""
         return self._history.mean("requests_running", self._start)
 
-    @cached_property
+    @lazy
     def running_most(self) -> float | None:
         """The most requests that ran at once."""
         return self._history.highest("requests_running", self._start)
 
-    @cached_property
+    @lazy
     def seats_share(self) -> float | None:
         """Share of the polls in which all seats, or all but one, were taken."""
         seats = self._s.seats
         least = None if seats is None else max(1.0, seats - 1)
         return None if least is None else self._history.share("requests_running", self._start, least)
 
-    @cached_property
+    @lazy
     def kv_usage_mean(self) -> float | None:
         """KV usage, on average."""
         return self._history.mean("kv_usage", self._start)
 
-    @cached_property
+    @lazy
     def free_tokens(self) -> float | None:
         """Tokens of the pool that were free for waiting requests, on average."""
         usage, capacity = self.kv_usage_mean, self._s.signals.kv_capacity_tokens
         reserved = self._s.number("watermark") or 0.0  # free, but not for waiting requests
         return None if usage is None or capacity is None else (1 - usage - reserved) * capacity
 
-    @cached_property
+    @lazy
     def longest_prompt(self) -> float | None:
         """Tokens of the longest prompts seen (p99), else the longest that the model accepts."""
         lengths = self._history.prompt_lengths.lengths()
@@ -280,7 +280,7 @@ class Queue(_QueueWindow):
             return longest
         return p99 if longest is None else min(p99, longest)
 
-    @cached_property
+    @lazy
     def overhead(self) -> float:
         """Tokens that every request holds whatever its lengths: what even the emptiest time does not explain.
 
@@ -293,7 +293,7 @@ class Queue(_QueueWindow):
         answer = outputs.mean if outputs is not None and outputs.mean is not None else 0.0
         return max(0.0, least * capacity - prompts.mean - answer)
 
-    @cached_property
+    @lazy
     def has_room(self) -> bool | None:
         """Whether the head of the queue would be admitted: only as a whole, and no request overtakes it.
 
@@ -310,11 +310,11 @@ class Queue(_QueueWindow):
 class Steps(_QueueWindow):
     """The engine's steps, over `queue_window`; a step without an output is not counted as one."""
 
-    @cached_property
+    @lazy
     def _count(self) -> float | None:
         return self._history.increase("engine_steps", self._start)
 
-    @cached_property
+    @lazy
     def tokens(self) -> float | None:
         """Tokens computed per step, prompts and answers; prompt tokens from the prefix cache are none."""
         generated = self._history.increase("generation_tokens", self._start)
@@ -322,13 +322,13 @@ class Steps(_QueueWindow):
             return None
         return generated / self._count + self.prompts
 
-    @cached_property
+    @lazy
     def prompts(self) -> float | None:
         """Those of prompts."""
         computed = computed_prompts(self._history, self._start)
         return None if computed is None or not self._count else computed / self._count
 
-    @cached_property
+    @lazy
     def seconds(self) -> float | None:
         """Seconds of a step."""
         seconds = self._history.ratio("inter_token_seconds", "inter_token_count", self._start)
@@ -337,14 +337,14 @@ class Steps(_QueueWindow):
         # An answer that is set back for a while makes its tokens late and no step longer.
         return min(seconds, self._history.span(self._start) / self._count)
 
-    @cached_property
+    @lazy
     def prompt_share(self) -> float | None:
         """Share of their time that computing prompts explains."""
         if self.seconds is None or self.prompts is None:
             return None
         return self._s.pace.prompt_share(self.seconds, self.prompts)
 
-    @cached_property
+    @lazy
     def again_share(self) -> float:
         """Share of their time for contexts that are computed again, at most; 0 if unknown.
 
@@ -359,17 +359,17 @@ class Steps(_QueueWindow):
         again = pace.prompt_share(seconds, preempted * held / self._count) or 0.0
         return min(again, pace.unexplained_share(seconds, running, prompts))
 
-    @cached_property
+    @lazy
     def work_share(self) -> float | None:
         """Share of their time that grows with the work in them."""
         return None if self.seconds is None else self._s.pace.work_share(self.seconds)
 
-    @cached_property
+    @lazy
     def burst_factor(self) -> float | None:
         """Times the longest time that this load explains, in the burst window alone; too short to be sure."""
         return self._slow_factor(self._s.thresholds.burst_window)
 
-    @cached_property
+    @lazy
     def slow_factor(self) -> float | None:
         """The same in the burst window, in half and in twice of it; the smallest of these."""
         burst = self._s.thresholds.burst_window
@@ -377,7 +377,7 @@ class Steps(_QueueWindow):
         known = [factor for factor in (self._slow_factor(burst / 2), *factors) if factor is not None]
         return None if None in factors else min(known)
 
-    @cached_property
+    @lazy
     def crawling(self) -> float | None:
         """Steps per second over `stall_after` if next to none and KV usage hardly moves; else None."""
         start = self._history.recent_start(self._s.thresholds.stall_after)
@@ -385,19 +385,19 @@ class Steps(_QueueWindow):
         moves = sum(a != b for a, b in pairwise(self._history.columns["kv_usage"][start:]))
         return None if steps is None or max(steps, moves) >= CRAWLING * span else steps / span
 
-    @cached_property
+    @lazy
     def idle_factor(self) -> float | None:
         """Times the longest time of a full step since the last sign of progress; None if unknown."""
         s = self._s
         full = s.pace.expected(s.running or 0.0, s.number("max_num_batched_tokens") or _LARGEST_BUDGET)
         return None if full is None or not s.running else s.idle / full
 
-    @cached_property
+    @lazy
     def slowing(self) -> bool:
         """Whether steps of the burst window may become a slow engine."""
         return self.burst_factor is not None and self.burst_factor >= _SLOWING
 
-    @cached_property
+    @lazy
     def computes_prompt(self) -> bool:
         """Whether prompts that are being computed are most of the growth of KV usage."""
         return uncounted(self._history, self._start, self._s.signals.kv_capacity_tokens)[1]

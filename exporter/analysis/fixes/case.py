@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Final
 
 from exporter.analysis.forecast import FixForecast
 from exporter.analysis.kv_demand import KvContext, context_per_request, need, seats_that_fit
+from exporter.analysis.lazy import lazy
 from exporter.analysis.situation import Situation
 from exporter.vllm.exposition import CacheConfig
 
@@ -73,17 +73,17 @@ class Case:
     verdict: str
     findings: tuple[str, ...]
 
-    @cached_property
+    @lazy
     def context(self) -> KvContext | None:
         """Tokens per running request."""
         return context_per_request(self.s)
 
-    @cached_property
+    @lazy
     def need(self) -> float | None:
         """Tokens that all requests would hold / KV capacity."""
         return need(self.s, self.context)
 
-    @cached_property
+    @lazy
     def fit(self) -> int | None:
         """The most requests that run together without preemption."""
         return seats_that_fit(self.s, self.context)
