@@ -55,7 +55,7 @@ def profile(history: History, capacity: float | None, thresholds: AnalysisConfig
         requests_finished=finished,
         generation_tokens_per_second=history.rate("generation_tokens", start),
         inter_token_seconds=history.ratio("inter_token_seconds", "inter_token_count", start),
-        prefix_cache_hit_ratio=history.ratio("prefix_hits", "prefix_queries", start),
+        prefix_cache_hit_ratio=_share(history.ratio("prefix_hits", "prefix_queries", start)),
         prompt_tokens=history.prompt_lengths.lengths(),
         output_tokens=history.output_lengths.lengths(),
         steps=slices(history),
@@ -63,6 +63,11 @@ def profile(history: History, capacity: float | None, thresholds: AnalysisConfig
         num_gpu_blocks=cache.num_gpu_blocks if cache is not None else None,
         block_size=cache.block_size if cache is not None else None,
     )
+
+
+def _share(hits_per_query: float | None) -> float | None:
+    """Return a share, None for more than all: the counters are not what they are taken for."""
+    return None if hits_per_query is None or hits_per_query > 1 else hits_per_query
 
 
 def _steady(history: History, start: int) -> int:

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ from exporter.commands._outcome import ExitStatus
 from exporter.commands._progress import StatusLine, progress_bar
 from exporter.config import AnalysisConfig, Config, add_flags
 from exporter.net.urls import shown_url
+from exporter.publish.json_text import json_text
 from exporter.publish.status import choose_engine, status_object, verdicts
 from exporter.publish.terminal import coloured, headline, plain, report
 from exporter.runtime import process
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
             document["what_if"] = {"error": forecast}
         elif forecast is not None:
             document["what_if"] = worker.to_dict(*forecast)
-        print(json.dumps(document, indent=2, allow_nan=False))
+        print(json_text(document, indent=2))
     else:
         print("\n".join(_report(config, reading, reason, options.seconds, forecast)))
     return grade

@@ -1,7 +1,6 @@
 """``replay``: run a recording through the analysis of a live server, as fast as possible."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from exporter.commands._history import History
 from exporter.commands._outcome import CommandError, ExitStatus
 from exporter.commands._timeline import FORECASTS, feed_recording
 from exporter.config import Config, add_flags
+from exporter.publish.json_text import json_text
 from exporter.publish.status import poll_object
 from exporter.vllm.recording import RecordingError
 
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
             if history is not None:
                 _print(history.note(t, reading))
             else:
-                print(json.dumps(poll_object(t, reading), separators=(",", ":"), allow_nan=False))
+                print(json_text(poll_object(t, reading), separators=(",", ":")))
     except RecordingError as problem:
         _print(history.report() if history is not None else ())
         if sys.stdout is not None:

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 from exporter.commands._outcome import ExitStatus, UsageError, complain
 from exporter.commands._simulation import add_engine_arguments, engine_changes, read_workload
 from exporter.config import Config
+from exporter.publish.json_text import json_text
 from exporter.simulation.arrivals import Arrivals, Burst, ClosedLoop, Poisson, Trace
 from exporter.simulation.rng import Rng
 from exporter.simulation.run import Result, simulate
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace, _config: Config) -> int:
     except ValueError as problem:
         raise UsageError(str(problem)) from problem
     if options.json:
-        print(json.dumps(asdict(result)))
+        print(json_text(asdict(result)))
     else:
         print("\n".join(_chosen(options.show, result) if options.show else _summary(result)))
     if result.stuck:

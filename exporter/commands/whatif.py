@@ -1,7 +1,6 @@
 """``whatif``: simulate what each fix would do to a load, whatever source describes the load."""
 
 import argparse
-import json
 import re
 import sys
 from collections import deque
@@ -21,6 +20,7 @@ from exporter.commands._simulation import add_engine_arguments, engine_changes, 
 from exporter.commands._timeline import feed_recording
 from exporter.config import Config, add_flags
 from exporter.net.urls import shown_url
+from exporter.publish.json_text import json_text
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation import worker
 from exporter.simulation.calibration import Observed
@@ -138,7 +138,7 @@ def _forecast(options: argparse.Namespace, config: Config, name: str, present: P
             progress=progress,
         )
     if options.json:
-        return json.dumps(worker.to_dict(name, present, result), indent=2, allow_nan=False)
+        return json_text(worker.to_dict(name, present, result), indent=2)
     return worker.to_text(name, present, result).rstrip("\n")
 
 

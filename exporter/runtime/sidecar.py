@@ -1,7 +1,6 @@
 """The process that serves: its targets, one web server, reloads, and an orderly end."""
 
 import asyncio
-import json
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,6 +14,7 @@ from exporter import __version__
 from exporter.analysis.pipeline import TargetReading
 from exporter.config import Config
 from exporter.publish.alerts.push import Notifier
+from exporter.publish.json_text import json_text
 from exporter.publish.metrics.scrape import Scrape, Tables
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
@@ -84,9 +84,9 @@ class FleetViews:
         targets = []
         for watched in self._fleet:
             if name in (None, watched.target.name):
-                targets.append(json.dumps(self._status_of(watched)))
+                targets.append(json_text(self._status_of(watched)))
                 await asyncio.sleep(0)
-        return f'{{"version": {json.dumps(__version__)}, "targets": [{", ".join(targets)}]}}'.encode()
+        return f'{{"version": {json_text(__version__)}, "targets": [{", ".join(targets)}]}}'.encode()
 
     def _status_of(self, watched: Watched) -> Mapping[str, Any]:
         target, among = watched.target, {}

@@ -1,6 +1,7 @@
 """What is fuzzed, and what must hold for every input."""
 
 import gzip
+import json
 import math
 import os
 import random
@@ -16,7 +17,9 @@ from support.metrics_text import text_of
 
 from exporter.analysis.pipeline import MAX_REMEMBERED, Pipeline
 from exporter.config import AnalysisConfig, ConfigError, describe, load
+from exporter.publish.json_text import json_text
 from exporter.publish.metrics.table import ReadingCollector
+from exporter.publish.status import status_object
 from exporter.publish.web.webconfig import read as read_web
 from exporter.vllm import names
 from exporter.vllm.anonymise import anonymise
@@ -179,8 +182,13 @@ def check_values(exposition: Exposition) -> None:
     assert exposition.start_time is None or 0 < exposition.start_time < math.inf
 
 
+def refused(word: str) -> None:
+    """Refuse a number that JSON lacks."""
+    raise AssertionError(f"{word} is no JSON")
+
+
 class PipelineTarget(Target):
-    """The way of a body to the exported text: nothing raises, no counter of an engine falls."""
+    """The way of a body to the exported text and the API: nothing raises, no counter of an engine falls."""
 
     def __init__(self) -> None:
         self.seeds = bodies()
@@ -209,6 +217,8 @@ class PipelineTarget(Target):
         if self._polls % 50 == 0:
             text_of(ReadingCollector(lambda: reading, lambda: self._t, lambda: 1.7e9, self._failed.append))
             assert not self._failed, f"metrics that failed: {self._failed}"
+            status = status_object("http://a/metrics", reading, self._t, self._pipeline.loads())
+            json.loads(json_text(status), parse_constant=refused)
 
 
 class RecordingTarget(Target):

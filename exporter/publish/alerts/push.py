@@ -5,7 +5,6 @@ the newest state of each alert, and retries with ever longer waits after a failu
 """
 
 import asyncio
-import json
 import logging
 import random
 from base64 import b64encode
@@ -26,6 +25,7 @@ from exporter.net.backoff import backoff
 from exporter.net.errors import RefusedError, explain
 from exporter.net.secret_files import SecretFile
 from exporter.publish.alerts.tracker import ActiveAlerts, Key, Notice
+from exporter.publish.json_text import json_text
 
 __all__ = ["OUTCOMES", "Notifier", "Outcome", "TargetAlerts", "body"]
 
@@ -294,7 +294,7 @@ def body(notices: Sequence[Notice], ahead: float = 0.0) -> bytes:
         }
         for notice in notices
     ]
-    return json.dumps(alerts).encode()
+    return json_text(alerts).encode()
 
 
 def _secret(given: Secret | None, file: SecretFile | None) -> str | None:

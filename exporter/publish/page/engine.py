@@ -1,6 +1,5 @@
 """An engine's card, ready for the templates."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from exporter.analysis.fixes import FixAdvice
 from exporter.analysis.relief import limit_words, loss, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
+from exporter.publish.json_text import json_text
 from exporter.publish.page.text import SEVERITY_WORDS, short, title
 from exporter.publish.page.timeline import Track
 from exporter.publish.page.view import TargetView, View
@@ -121,7 +121,7 @@ def _charts(target: TargetView, index: int, engine: EngineReading, track: Track)
         "url": target.url,
         "gap": f"{1.5 * max_age:g}",
         "seats": engine.server_facts.number("max_num_seqs") or "",
-        "tail": json.dumps(track.as_object(target.timeline.start or 0.0, TAIL), separators=(",", ":")),
+        "tail": json_text(track.as_object(target.timeline.start or 0.0, TAIL), separators=(",", ":")),
         "rows": [
             (label(name), [short(name, round(value, 3)) for value in extent])
             for name, extent in extents.items()

@@ -22,6 +22,7 @@ from exporter import __version__
 from exporter.analysis import catalogue
 from exporter.analysis.relief import NOW
 from exporter.analysis.words import WORDS, label, number
+from exporter.publish.json_text import json_text
 from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page.target import target_section, target_table
 from exporter.publish.page.text import SEVERITY_WORDS, clock_time, counted, short, span, title
@@ -188,7 +189,7 @@ def _history(view: View, chosen: Chosen) -> Answer:
         for index, target in enumerate(view.targets)
     ]
     document = {"seconds": SECONDS, "columns": ["t", *COLUMNS], "targets": targets}
-    text = json.dumps(document, separators=(",", ":"))
+    text = json_text(document, separators=(",", ":"))
     return Answer(text.encode(), "application/json; charset=utf-8")
 
 

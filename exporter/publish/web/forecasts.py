@@ -13,6 +13,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from exporter.config import WhatIfConfig
+from exporter.publish.json_text import json_text
 from exporter.publish.status import choose_engine
 
 __all__ = ["PATH", "Forecasts"]
@@ -88,7 +89,7 @@ class Forecasts:
         request = {"engine": name, "status": status, "limits": asdict(self.config)}
         forecast: Mapping[str, Any] | None
         try:
-            forecast = await asyncio.wait_for(self._run(json.dumps(request).encode()), limit)
+            forecast = await asyncio.wait_for(self._run(json_text(request).encode()), limit)
         except TimeoutError:
             why = f"the forecast took longer than {limit:g} s (whatif.time_limit)"
             forecast = {"error": why, "status": 504}
