@@ -14,7 +14,7 @@ from exporter.config import AnalysisConfig
 from exporter.simulation.settings import Engine
 from exporter.standin.metrics_page import EngineFigures, MetricsPage
 
-__all__ = ["Said", "Trial", "play", "trial"]
+__all__ = ["Said", "Trial", "play", "played", "trial"]
 
 _PAGE_VERSION: Final = "0.32.0"
 _MODEL: Final = "drawn"
@@ -128,6 +128,16 @@ def _labels(engine: Engine, engines: int) -> dict[str, str]:
 
 def play(scenario: Scenario) -> tuple[list[list[Said]], list[list[Sample]]]:
     """Play a scenario; return what is said of each engine, and its samples at each poll."""
+    said, samples, _, _ = _play(scenario)
+    return said, samples
+
+
+def played(scenario: Scenario) -> tuple[Pipeline, TargetReading]:
+    """Play a scenario; return the pipeline that watched it, and its last reading."""
+    return _play(scenario)[2:]
+
+
+def _play(scenario: Scenario) -> tuple[list[list[Said]], list[list[Sample]], Pipeline, TargetReading]:
     server, view = _Server(scenario), scenario.view
     pipeline = Pipeline(AnalysisConfig(), view.facts, view.interval)
     dice = random.Random(scenario.seed)
@@ -144,7 +154,7 @@ def play(scenario: Scenario) -> tuple[list[list[Said]], list[list[Sample]]]:
             for number, lines in enumerate(said):
                 lines.append(_said(reading, number))
         t += view.interval
-    return said, samples
+    return said, samples, pipeline, reading
 
 
 def _poll(pipeline: Pipeline, server: _Server, t: float, *, missed: bool) -> TargetReading:

@@ -1,7 +1,8 @@
 """Compares the simulated present with the server, to tell whether a forecast can be trusted."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from exporter.analysis.load_profile import too_little_seen
@@ -20,6 +21,8 @@ _COMPARED: Final[Mapping[str, tuple[float | None, float | None, str, str]]] = {
     "inter_token_seconds": (0.25, 0.0, "seconds between tokens", "{:.4f}"),
 }
 _NEEDED: Final = tuple(_COMPARED)[1:]
+# From this many waiting requests per running one on, a longer queue changes nothing: there is always a next.
+_LONG_QUEUE: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Calibration:
 def calibrate(
     observed: Observed | None, present: Mapping[str, Figure], thresholds: WhatIfConfig
 ) -> Calibration:
-    """Compare the figures of the simulated present with those of the server."""
+    """Compare the figures of the simulated present with those of the server; two long queues match."""
     simulated = present.get("preemptions_per_minute") or Figure(0.0, 0.0, 0.0)
     observed = observed or Observed()
     names = [name for name in _COMPARED if name in observed.figures]
@@ -68,6 +71,13 @@ def calibrate(
     comparisons = tuple(
         _compare(name, observed.figures[name], present.get(name) or Figure(0.0, 0.0, 0.0), thresholds)
         for name in names
+    )
+    running = observed.figures.get("running", math.inf)
+    comparisons = tuple(
+        replace(each, matches=True)
+        if each.name == "waiting" and min(each.observed, each.simulated.mean) >= _LONG_QUEUE * running
+        else each
+        for each in comparisons
     )
     trusted, sentence = _judge(observed, comparisons)
     return Calibration(
