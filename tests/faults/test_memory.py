@@ -2,7 +2,10 @@
 
 import gzip
 import re
+import socket
+from contextlib import ExitStack, closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from support.process import ANYWHERE, Command, until
@@ -69,3 +72,33 @@ def test_a_packed_body_of_one_line_again_and_again_keeps_within_the_limit(tmp_pa
     """A few kilobytes on the wire, 8 MiB as text."""
     packed = gzip.compress(SAME * (8 * MIB // len(SAME)))
     assert peak(packed, "Content-Encoding: gzip", folder=tmp_path) < LIMIT
+
+
+def test_a_hundred_readers_that_read_next_to_nothing_keep_within_the_limit(tmp_path):
+    """Beside a server of 256 engines, whose metrics are 1.6 MB; somebody who reads is answered meanwhile."""
+    text = b"".join(
+        NAME
+        + b'{engine="%d",model_name="m"} 1\n' % k
+        + b'vllm:kv_cache_usage_perc{engine="%d",model_name="m"} 0.5\n' % k
+        + b'vllm:num_preemptions_total{engine="%d",model_name="m"} 7\n' % k
+        + b'vllm:generation_tokens_total{engine="%d",model_name="m"} 9\n' % k
+        for k in range(256)
+    )
+    with Server() as server, ExitStack() as stack:
+        server.mode = with_body(text)
+        command = stack.enter_context(
+            Command(tmp_path, "--target.url", server.url, *ANYWHERE, script=PROGRAM)
+        )
+        until(lambda: len(command.get("/metrics")) > MIB, "metrics of 256 engines", 60.0)
+        address = urlsplit(command.base())
+        for number in range(100):
+            reader = stack.enter_context(closing(socket.socket()))
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect((address.hostname, address.port))
+            reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: exporter\r\n\r\n")
+            assert reader.recv(64)  # its answer has begun, and is a text of its own
+            if number % 20 == 0:
+                assert command.get("/-/healthy")
+                assert len(command.get("/metrics")) > MIB
+        status = Path(f"/proc/{command.process.pid}/status").read_text()
+    assert int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024 < LIMIT

@@ -483,3 +483,55 @@ def test_an_end_in_the_middle_of_handshakes_leaves_nothing(tls):
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scenario())
+
+
+def test_few_answers_wait_to_be_read_at_a_time(monkeypatch):
+    """Of forty clients that read nothing of 20 MB only eight have an answer; one that reads gets its own."""
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.2)
+
+    async def story():
+        most = 0
+        async with serving() as (server, port):
+            silent = [await asyncio.open_connection("127.0.0.1", port, limit=1 << 10) for _ in range(40)]
+            for _, writer in silent:
+                writer.write(b"GET /big HTTP/1.1\r\nHost: exporter\r\n\r\n")
+
+            def unread():
+                each = [one._transport.get_write_buffer_size() for one in server._connections._open.values()]
+                return sum(size > 1 << 20 for size in each)
+
+            async with aiohttp.ClientSession() as client:
+                reading = asyncio.create_task(_length(client, port))
+                while not reading.done():
+                    most = max(most, unread())
+                    assert await healthy(port)
+                    await asyncio.sleep(0)
+                assert await reading == 20 << 20
+            for _, writer in silent:
+                writer.close()
+        return most
+
+    assert 0 < asyncio.run(story()) <= connections.MOST_ANSWERS
+
+
+async def _length(client, port):
+    async with asyncio.timeout(60), client.get(f"http://127.0.0.1:{port}/big") as answer:
+        return len(await answer.read())
+
+
+def test_a_connection_that_stays_open_keeps_no_answer():
+    """Each of two hundred scrapers would keep a text of its own."""
+
+    async def story():
+        made = []
+
+        async def answer(_request):
+            response = aiohttp.web.Response(body=bytes(1 << 20))
+            made.append(response)
+            return response
+
+        async with serving(answer=answer) as (_, port), aiohttp.ClientSession() as client:
+            assert await _length(client, port) == 1 << 20
+            await eventually(lambda: made[0].body is None)
+
+    asyncio.run(story())

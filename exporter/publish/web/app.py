@@ -202,6 +202,7 @@ class WebServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         self._connections = Connections(self._protocol)
         app.middlewares.insert(0, self._connections.middleware)
+        app.middlewares.append(self._connections.turns)
         self._host = host
         self._port = port
         self._listener: socket.socket | None = None

@@ -3,12 +3,14 @@
 aiohttp limits the size of a request, not its duration: a client that sends half a request stays connected.
 Here every connection has a deadline from the moment it is accepted. TLS begins afterwards, so that a failed
 handshake is noticed at once and an endless one can be ended. If too many connections are open, the one that
-has been idle longest is closed for the next.
+has been idle longest is closed for the next. Few answers are made and sent at a time, because each that is
+not read takes memory; while others wait for their turn, clients that read nothing are cut off.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
@@ -31,6 +33,12 @@ IDLE_SECONDS: Final = 130.0
 # Bytes sent before the previous request is answered; no request here has a body.
 MOST_UNREAD: Final = 1 << 16
 _SWEEP_SECONDS: Final = 1.0
+# Answers that are made and sent at a time. That of a server with 256 engines takes 3 MiB until it is read.
+MOST_ANSWERS: Final = 8
+# While others wait for their turn, a client may read nothing for so long.
+STALLED_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 0.1
+_PROBES: Final = "/-/"  # small answers, never late: Kubernetes ends a container for one
 
 
 class Connections:
@@ -52,6 +60,9 @@ class Connections:
         self._sweeper: asyncio.TimerHandle | None = None
         self._full = False
         self._closed = False
+        self._turns = asyncio.Semaphore(MOST_ANSWERS)
+        self._sending: set[_Connection] = set()
+        self._looker: asyncio.TimerHandle | None = None
 
     def __call__(self) -> asyncio.Protocol:
         """Make the protocol of a connection that was just accepted."""
@@ -72,9 +83,43 @@ class Connections:
         try:
             return await handler(request)
         finally:
-            connection.busy = False
-            connection.served = True
-            connection.since = self._clock()
+            connection.answered(self._clock())
+
+    @web.middleware
+    async def turns(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Make and send few answers at a time; belongs behind the check of passwords, which takes long."""
+        connection = self._open.get(request.protocol)
+        if connection is None or request.path.startswith(_PROBES):
+            return await handler(request)
+        if self._turns.locked() and self._looker is None:
+            self._look()
+        async with self._turns:
+            response = await handler(request)
+            connection.answered(self._clock())
+            self._sending.add(connection)
+            try:
+                with suppress(ConnectionError):
+                    await response.prepare(request)
+                    await response.write_eof()
+                if isinstance(response, web.Response):
+                    response.body = None  # aiohttp keeps the last answer of each connection
+                await connection.flushed.wait()
+            finally:
+                self._sending.discard(connection)
+        return response
+
+    def _look(self) -> None:
+        """Cut off clients that read nothing of their answer, for as long as others wait."""
+        now = self._clock()
+        for connection in list(self._sending):
+            if connection.stalled(now):
+                self._sending.discard(connection)
+                connection.end()
+        loop = asyncio.get_running_loop()
+        waits = self._turns.locked() and not self._closed
+        self._looker = loop.call_later(_LOOK_SECONDS, self._look) if waits else None
 
     def finish(self) -> None:
         """End every connection after the answer that is under way."""
@@ -164,6 +209,10 @@ class _Connection(asyncio.Protocol):
         self.served = False
         self.unread = 0
         self.since = clock()
+        self.flushed = asyncio.Event()  # whether the client has taken nearly all that was written
+        self.flushed.set()
+        self._left = 0  # bytes of its answer that the client has not taken, when it last took some
+        self._took = 0.0
         self._owner = owner
         self._clock = clock
         self._early = b""
@@ -177,6 +226,19 @@ class _Connection(asyncio.Protocol):
         if self._transport.get_write_buffer_size():
             return waited > ANSWER_SECONDS
         return waited > (REQUEST_SECONDS if self.unread or not self.served else IDLE_SECONDS)
+
+    def answered(self, now: float) -> None:
+        """Note that the answer is made: from now on the client's time counts."""
+        if self.busy:
+            self.busy, self.served, self.since = False, True, now
+
+    def stalled(self, now: float) -> bool:
+        """Whether the client has taken nothing of its answer for some time."""
+        left = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if left < self._left or self._took < self.since:
+            self._took = now
+        self._left = left
+        return left > 0 and now - self._took > STALLED_SECONDS
 
     def finish(self) -> None:
         """End the connection after the answer under way; after its first one during a handshake."""
@@ -229,14 +291,17 @@ class _Connection(asyncio.Protocol):
         return self.protocol.eof_received() if self.made else None
 
     def pause_writing(self) -> None:
+        self.flushed.clear()
         if self.made:
             self.protocol.pause_writing()
 
     def resume_writing(self) -> None:
+        self.flushed.set()
         if self.made:
             self.protocol.resume_writing()
 
     def connection_lost(self, problem: Exception | None) -> None:
+        self.flushed.set()
         self._owner.forget(self)
         if self.made:
             self.protocol.connection_lost(problem)
