@@ -1,6 +1,6 @@
 # Builds the exporter's image with any builder: docker build -t vllm-preemption-exporter .
 # Both stages have the same base, because the second copies the environment of the first.
-FROM python:3.13.12-slim-trixie AS base
+FROM python:3.13.14-slim-trixie AS base
 
 FROM base AS build
 WORKDIR /src
@@ -26,6 +26,8 @@ LABEL org.opencontainers.image.title="vllm-preemption-exporter" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.source="https://github.com/vllm-preemption-exporter/vllm-preemption-exporter"
+# The base's pip, which nothing here runs.
+RUN rm -rf /usr/local/lib/python3*/site-packages/pip* /usr/local/lib/python3*/ensurepip /usr/local/bin/pip*
 COPY --from=build /opt/exporter /opt/exporter
 # A number, so that Kubernetes can check runAsNonRoot without reading /etc/passwd.
 USER 65532:65532

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.programs
 
 DOCKERFILE = ROOT / "Dockerfile"
 HOME = "/opt/exporter"
+PIP = "/usr/local/lib/python3.13/site-packages/pip"
 MOST_MEBIBYTES = 90
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / f"{NAME}-tests"
 # What a build without a daemon is made of; `.ci/programs` installs it.
@@ -110,7 +111,11 @@ def image(base, tmp_path_factory):
     context = folder / "base"
     context.mkdir()
     shutil.copy(base, context / "base.tar")
-    (context / "Dockerfile").write_text("FROM scratch\nADD base.tar /\n", encoding="utf-8")
+    # Where Python's own image has pip.
+    (context / "pip").mkdir()
+    (context / "pip" / "__init__.py").touch()
+    lines = ["FROM scratch", "ADD base.tar /", f"COPY pip {PIP}"]
+    (context / "Dockerfile").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (wanted,) = re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
     said([*buildah, "bud", "--format", "docker", "-t", wanted, str(context)])
     # Packages are fetched over the machine's network, by the certificates that it trusts.
@@ -145,6 +150,14 @@ def test_the_base_is_pinned():
     """By a version with its patch level, and there is one base."""
     (base,) = re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", base)
+    # Older ones have a use after free in decompressors (CVE-2026-6100).
+    assert tuple(map(int, re.findall(r"\d+", base))) >= (3, 13, 14)
+
+
+def test_nobody_can_install_anything_into_it(image):
+    """Neither the base's pip nor one of the exporter's environment is there."""
+    assert not (image.root / PIP.lstrip("/")).exists()
+    assert not list((image.root / HOME.lstrip("/")).glob("lib/python3*/site-packages/pip"))
 
 
 def test_the_version_is_that_of_the_sources():
