@@ -382,15 +382,42 @@ class Steps(_QueueWindow):
         """Steps per second over `stall_after` if next to none and KV usage hardly moves; else None."""
         start = self._history.recent_start(self._s.thresholds.stall_after)
         steps, span = self._history.increase("engine_steps", start), self._history.span(start)
-        moves = sum(a != b for a, b in pairwise(self._history.columns["kv_usage"][start:]))
-        return None if steps is None or max(steps, moves) >= CRAWLING * span else steps / span
+        return None if steps is None or max(steps, self._moves(start)) >= CRAWLING * span else steps / span
 
     @lazy
     def idle_factor(self) -> float | None:
         """Times the longest time of a full step since the last sign of progress; None if unknown."""
+        return None if self._full is None or not self._s.running else self._s.idle / self._full
+
+    def crawl_factor(self, window: float) -> float:
+        """Times that of a full step which those of a whole window and the one under way took; 0 if unknown.
+
+        Full steps are the longest there are, so no load explains it. A prompt that is being computed moves
+        KV usage all the time, with steps that are not counted.
+        """
+        start = self._history.recent_start(window)
+        steps, span = self._history.increase("engine_steps", start), self._history.span(start)
+        busy = self._history.share("requests_running", start, 0.5) == 1
+        if steps is None or self._full is None or not busy or span < 0.9 * window:
+            return 0.0
+        moves, polls = self._moves(start), len(self._history.times) - start
+        return 0.0 if moves > max(steps, polls / 2) else span / (max(steps, moves) + 1) / self._full
+
+    @lazy
+    def rare(self) -> bool:
+        """Whether the engine crawls and goes on doing so: a single pause has no step in its later half."""
+        later = self._history.recent_start(self._s.thresholds.stall_after / 2)
+        return self.crawling is not None and bool(self._history.increase("engine_steps", later))
+
+    def _moves(self, start: int) -> int:
+        """How often KV usage changed from poll to poll since a window's start."""
+        return sum(a != b for a, b in pairwise(self._history.columns["kv_usage"][start:]))
+
+    @lazy
+    def _full(self) -> float | None:
+        """Seconds of the longest step."""
         s = self._s
-        full = s.pace.expected(s.running or 0.0, s.number("max_num_batched_tokens") or _LARGEST_BUDGET)
-        return None if full is None or not s.running else s.idle / full
+        return s.pace.expected(s.running or 0.0, s.number("max_num_batched_tokens") or _LARGEST_BUDGET)
 
     @lazy
     def slowing(self) -> bool:

@@ -86,10 +86,17 @@ def _computed_prompt(pace: Pace, capacity: float | None) -> bool:
 
 def decode_much_slower(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Each step takes several times longer than this engine's steps ever did, and no prompt explains it."""
+    if not s.busy:
+        return None
+    crawl = _crawl_factor(s, current)
+    if crawl >= (_MUCH_SLOWER_LEAVE if current else _NEARLY_STOPPED):
+        return some(
+            ("step_time_factor", crawl, _NEARLY_STOPPED, _MUCH_SLOWER_LEAVE), ("requests_running", s.running)
+        )
     if not current and (s.steps.burst_factor or 0.0) < _MUCH_SLOWER:
         return None  # the factor is the smallest of several, of which this is one
     factor = s.steps.slow_factor
-    if not s.busy or s.steps.computes_prompt:
+    if s.steps.computes_prompt:
         return None
     if factor is None:  # no step to look at: nothing has changed
         return some(("progress_idle_seconds", s.idle)) if current else None
@@ -102,11 +109,19 @@ def decode_much_slower(s: Situation, current: bool) -> tuple[Evidence, ...] | No
 
 
 def decode_slow_is_critical(s: Situation, critical: bool) -> bool:
-    """Whether the engine has nearly stopped."""
-    if critical and s.steps.crawling is not None:
+    """Whether the engine has nearly stopped, and no normal pace was seen since."""
+    crawl = _crawl_factor(s, critical)
+    if critical and (crawl >= _MUCH_SLOWER_LEAVE or s.steps.crawling is not None):
         return True
     least = _NEARLY_STOPPED / (2 if critical else 1)
-    return max(s.steps.slow_factor or 0.0, s.steps.idle_factor or 0.0) >= least
+    return max(s.steps.slow_factor or 0.0, s.steps.idle_factor or 0.0, crawl) >= least
+
+
+def _crawl_factor(s: Situation, current: bool) -> float:
+    """How many times the longest step this engine's last ones took, of which there may be one a minute."""
+    if current:
+        return s.steps.crawl_factor(2 * s.thresholds.burst_window)
+    return s.steps.crawl_factor(s.thresholds.stall_after) if s.steps.rare else 0.0
 
 
 def runaway_generation(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:

@@ -132,3 +132,70 @@ def test_a_stall_ends_with_a_prompt_that_is_being_computed():
     stage.play(70, running=20, kv=0.5, **LENGTHS)
     scene = stage.play(120, running=1, kv=lambda t: 0.1 + t / 500, prompts=0, steps=0, tokens=0, **LENGTHS)
     assert STALLED not in verdicts(scene[31:])
+
+
+def _calm(t):
+    """Seconds of a step: a third more while prompts come."""
+    return 0.03 if int(t) % 10 < 5 else 0.04
+
+
+CALM = {
+    "running": 8,
+    "kv": 0.4,
+    "tokens": lambda t: 8 / _calm(t),
+    "steps": lambda t: 1 / _calm(t),
+    "prompts": lambda t: 4000 if _calm(t) > 0.03 else 0,
+    "finished": 1,
+    "inter_token": _calm,
+    **LENGTHS,
+}
+
+
+@pytest.mark.parametrize("seconds", [4, 12, 25, 55])
+def test_an_engine_of_rare_steps_is_slow_until_they_are_quick_again(seconds):
+    """Each of its steps admits a few prompts, which explain no minute; between two nothing is seen at all."""
+    stage = Stage(cache=POOL, max_num_batched_tokens=2048)
+    stage.play(90, **CALM)
+    once = every(seconds, 1)
+    scene = stage.play(
+        240,
+        running=lambda t: 8 + int(t) // seconds % 16,
+        waiting=lambda t: int(t) // 2,
+        kv=lambda t: 0.4 + 0.012 * (int(t) // seconds % 16),
+        tokens=every(seconds, 8),
+        steps=once,
+        prompts=every(2 * seconds, 1000),
+        inter_token=seconds,
+        **LENGTHS,
+    )
+    assert sequence(scene[70:]) == ["decode_slow"]
+    assert {engine_of(reading).judgement.severity.value for reading in scene[70:]} == {"critical"}
+    after = stage.play(60, **CALM)
+    assert sequence(after)[-1] == "healthy"
+    assert first(after, "healthy") <= 30
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"running": 1, "kv": lambda t: 0.1 + t / 500},
+        {"running": 8, "kv": lambda t: 0.1 + t / 300, "waiting": 3},
+        {},
+        {"running": lambda t: int(t) % 30 < 3, "kv": lambda t: 0.05 * (int(t) % 30 < 3)},
+    ],
+    ids=["one long prompt", "prompts and a queue", "requests have ended", "a short request now and then"],
+)
+def test_few_steps_with_little_to_do_are_no_slow_engine(part):
+    """A prompt that is being computed moves KV usage; an idle engine has no steps."""
+    stage = Stage(cache=POOL, max_num_batched_tokens=2048)
+    stage.play(90, **CALM)
+    scene = stage.play(200, steps=0, tokens=0, prompts=0, **LENGTHS, **part)
+    assert "decode_slow" not in verdicts(scene)
+
+
+def test_one_pause_is_no_slow_engine():
+    """Weights are updated, or a graph is captured: fifty seconds without a step."""
+    stage = Stage(cache=POOL, max_num_batched_tokens=2048)
+    stage.play(90, **CALM)
+    pause = stage.play(50, running=8, kv=0.4, steps=0, tokens=0, prompts=0, **LENGTHS)
+    assert verdicts(pause + stage.play(90, **CALM)) == {"healthy"}
