@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,9 @@ _COMMANDS: Final[Mapping[str, str]] = {
 }
 # Commands that only hold others, and how those are listed in the usage.
 _GROUPS: Final[Mapping[str, str]] = {"simulate": "run|compare|serve"}
+# A server instead of a command: it is checked.
+_ADDRESS: Final = re.compile(r"https?://\S+|[\w.-]+:[0-9]{1,5}(?:/\S*)?")
+_ENGINE_ARGUMENTS: Final = "--engine.args"
 _ABOUT: Final = f"""\
 Polls the metrics of a vLLM server every second, judges its KV cache and preemptions, and exports the result \
 to Prometheus. Without a command it runs `serve`; without options it polls http://127.0.0.1:8000/metrics and \
@@ -73,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    if words and _ADDRESS.fullmatch(words[0]):
+        words.insert(0, "check")
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
     # SIGTERM during the start ends `serve` with status 0; an interrupted check of the configuration fails.
@@ -85,7 +91,9 @@ def _run_command(words: Sequence[str]) -> int:
     # Monitoring reads the status of `check`, where 2 means critical: bad usage says nothing about the server.
     bad_usage = ExitStatus.UNKNOWN if words[0] == "check" else ExitStatus.USAGE
     try:
-        options = _parser(words).parse_args(words)
+        options, unknown = _parser(words).parse_known_args(_joined(words))
+        if unknown:
+            options.parser.error(f"unknown arguments: {' '.join(unknown)}")
     except SystemExit as end:  # argparse has printed the help or the error
         return bad_usage if end.code else ExitStatus.OK
     try:
@@ -102,6 +110,17 @@ def _run_command(words: Sequence[str]) -> int:
         complain(str(problem))
         return ExitStatus.FAILED
     return status
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Join vLLM's arguments to their option: as a word of their own they look like options of ours."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] == _ENGINE_ARGUMENTS and word.startswith("-"):
+            joined[-1] = f"{_ENGINE_ARGUMENTS}={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _flush_output() -> None:
@@ -157,5 +176,5 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         elif [*words[: len(name.split())]] == name.split():
             command = importlib.import_module(f"exporter.commands.{name.replace(' ', '_')}")
             command.add_arguments(added)
-            added.set_defaults(run=command.run)
+            added.set_defaults(run=command.run, parser=added)
     return parser

@@ -101,15 +101,44 @@ SLIPS = {
     ("fly",): "invalid choice: 'fly'",
     ("simulate",): "required: run|compare|serve",
     ("simulate", "fly"): "invalid choice: 'fly'",
-    ("--nope",): "unrecognized arguments: --nope",
+    ("--nope",): "serve: error: unknown arguments: --nope",
     ("record", "http://h:1"): "required: -o/--output",
     ("replay",): "required: FILE",
     ("replay", "x", "--format", "xml"): "invalid choice: 'xml'",
     ("demo", "--for", "soon"): "expected a duration from 100ms to 168h (such as 500ms, 10s, 2m, 1h)",
     ("demo", "--for", "-3s"): "--for",
     ("demo", "--for", "1e400"): "expected a duration",
-    ("serve", "--poll.int", "1s"): "unrecognized arguments: --poll.int",
+    ("serve", "--poll.int", "1s"): "unknown arguments: --poll.int",
 }
+
+
+def test_a_server_instead_of_a_command_is_checked(run):
+    """By its URL, or by host and port; an option of its own is understood."""
+    for address in ("http://127.0.0.1:9/metrics", "127.0.0.1:9"):
+        status, out, _ = run(address, "--for", "200ms", "--poll.interval", "100ms")
+        assert status == 3, out
+        assert "Nothing listens" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "facts"),
+    [
+        (("--max-num-seqs=64",), "args: --max-num-seqs 64\n"),
+        (("--max-num-seqs 64",), "args: --max-num-seqs 64\n"),
+        (("--enable-prefix-caching",), "args: --enable-prefix-caching\n"),
+        (("vllm serve m --max-num-seqs 64",), "args: --max-num-seqs 64\n"),
+    ],
+)
+def test_arguments_of_vllm_are_no_options_of_ours(run, words, facts):
+    """One word that begins with a hyphen is the value of --engine.args."""
+    status, out, err = run("serve", "--config.check", "--engine.args", *words)
+    assert (status, err) == (0, "")
+    assert facts in out
+
+
+def test_the_usage_of_a_slip_is_that_of_its_command(run):
+    """Not the program's."""
+    assert "usage: vllm-preemption-exporter check" in run("check", "--nope")[2]
 
 
 def test_bad_usage_is_status_2(run):

@@ -5,6 +5,7 @@ read. Values are returned as written; `exporter.config.parse_facts` checks them.
 """
 
 import contextlib
+import difflib
 import json
 import re
 import shlex
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Final
 
-__all__ = ["FIELDS", "facts_of", "fields_of", "join", "read", "read_list"]
+__all__ = ["FIELDS", "facts_of", "fields_of", "join", "misspelt", "read", "read_list"]
 
 # Fields of vLLM's configuration objects whose flags (and facts) have another name.
 _RENAMED: Final = {"cache_dtype": "kv_cache_dtype", "kv_role": "role", "policy": "scheduling_policy"}
@@ -60,6 +61,11 @@ _DOTTED: Final = {
 _SIZED: Final = frozenset({"kv_cache_memory_bytes", "max_model_len", "max_num_batched_tokens"})
 _SIZE: Final = re.compile(r"([0-9]{1,20})(\.[0-9]{1,20})?([kKmMgGtT])")
 
+# Names that a flag may have been meant for, and how near it must be: vLLM's other flags are at 0.86 at most.
+_KNOWN: Final = sorted(_FLAGS)
+_NEARLY: Final = 0.9
+_NAME: Final = re.compile(r"[a-z_]{4,40}")
+
 _CONTINUED: Final = re.compile(r"\\[ \t]*\r?\n")
 _COMMAND_NEXT: Final = re.compile(r"-[elux]*c")  # sh -c, bash -euxc
 _FLAG_AND_MORE: Final = re.compile(r"-[^\s=]*\s")
@@ -90,6 +96,21 @@ def read_list(arguments: Iterable[str]) -> dict[str, object]:
             # The value of another flag passes here too, and gives no fact.
             found.update(_facts(name, value if equals else None, after))
     return found
+
+
+def misspelt(arguments: str | Iterable[str]) -> tuple[str, str] | None:
+    """Return the first flag that is nearly one of ours but none, and that one; None if there is none.
+
+    Of vLLM's hundreds of flags only ours are known here: a flag that is not near to any of them is vLLM's.
+    """
+    tokens = _expanded(_split(arguments) if isinstance(arguments, str) else arguments)
+    flags = (token.partition("=")[0] for token in tokens if token.startswith("--"))
+    for flag in flags:
+        name = flag[2:].removeprefix("no-").partition(".")[0].replace("-", "_")
+        near = difflib.get_close_matches(name, _KNOWN, 1, _NEARLY)
+        if near and name not in near and _NAME.fullmatch(name):
+            return flag, "--" + near[0].replace("_", "-")
+    return None
 
 
 def facts_of(config: str, fields: Mapping[str, object]) -> dict[str, object]:

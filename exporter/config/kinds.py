@@ -4,6 +4,7 @@ Each describes the expected value in words, and reads a text or a value from YAM
 """
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -31,6 +32,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}(?:/[^\s]*)?", re.ASCII)
+
+
 def _read_arguments(raw: object) -> Mapping[str, Fact]:
     """Keep the facts of vLLM's argument line. No error repeats any of it: it can hold keys."""
     if isinstance(raw, str):
@@ -43,6 +47,9 @@ def _read_arguments(raw: object) -> Mapping[str, Fact]:
     else:
         got = "a list of something else" if isinstance(raw, list) else shape(raw)
         raise Refused(f": expected {ARGUMENTS.wanted}, got {got}")
+    if misspelt := arguments.misspelt(raw):
+        wrong, right = misspelt
+        raise Refused(f": vLLM has no {wrong}; did you mean {right}?")
     return parse_facts(given, strict=False)[0]
 
 
@@ -59,7 +66,9 @@ def _read_headers(given: Mapping[str, object]) -> tuple[dict[str, Secret], list[
 
 
 def _url(text: str) -> str:
-    """Check the url of a server's metrics."""
+    """Check the url of a server's metrics; of ``host:port`` the rest is added."""
+    if _HOST_AND_PORT.fullmatch(text):
+        text = f"http://{text}"
     parts = _web_address(text, "http://127.0.0.1:8000/metrics")
     return parts._replace(path="/metrics").geturl() if parts.path in {"", "/"} else text
 

@@ -212,3 +212,31 @@ def test_no_key_of_an_argument_line_is_kept(key):
         f"""'{{"num_speculative_tokens": "sk-{key}", "key": "sk-{key}"}}' -sc sk-{key} --role {key}"""
     )
     assert facts_of(line) == {"watermark": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong", "right"),
+    [
+        ("--max-nm-seqs 64", "--max-nm-seqs", "--max-num-seqs"),
+        ("vllm serve m --gpu-memory-utilisation=0.9", "--gpu-memory-utilisation", "--gpu-memory-utilization"),
+        ("--no-enable-prefix-cachng", "--no-enable-prefix-cachng", "--enable-prefix-caching"),
+    ],
+)
+def test_a_misspelt_flag_is_found(line, wrong, right):
+    """It would be ignored in silence."""
+    assert arguments.misspelt(line) == arguments.misspelt(line.split()) == (wrong, right)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "max-num-seqs", "max-num-active-seqs", "max-num-partial-prefills", "max-num-queued-tokens",
+        "max-lora-rank", "max-cpu-loras", "data-parallel-size-local", "kv-cache-dtype-skip-layers",
+        "device-memory-utilization", "load-config", "ec-transfer-config", "kv-cache-metrics", "enable-lora",
+        "num-speculative-tokens", "kv-offloading-backend", "speculative-config.num_speculative_tokens",
+        "max-logprobs", "block-size",
+    ],
+)  # fmt: skip
+def test_vllms_other_flags_are_not_taken_for_slips(flag):
+    """Near as some are."""
+    assert arguments.misspelt(f"--{flag} 4") is None

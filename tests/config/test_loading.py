@@ -82,7 +82,7 @@ def test_all_that_is_wrong_is_said_at_once():
     """Every source and every depth, each with the path of its key, in one exception."""
     text = """
         targets:
-          - url: vllm:8000
+          - url: vllm
             tls: {cert_fle: x, key_file: ''}
             config: {max_num_seq: 64, block_size: big}
             headers: {X-A: [1]}
@@ -95,7 +95,7 @@ def test_all_that_is_wrong_is_said_at_once():
     assert found == [
         "VLLM_PRESSURE_POLL_TIME_OUT: unknown key (did you mean VLLM_PRESSURE_POLL_TIMEOUT?)",
         "--analysis.window: expected a duration from 5s to 1h (such as 500ms, 10s, 2m, 1h), got 'never'",
-        "targets[0].url: expected a url that begins with http:// or https://, got 'vllm:8000'",
+        "targets[0].url: expected a url that begins with http:// or https://, got 'vllm'",
         "targets[0].config.max_num_seq: unknown key (did you mean max_num_seqs?)",
         "targets[0].config.block_size: expected a whole number from 1 to 1048576, got 'big'",
         "targets[0].headers.X-A: expected a printable ASCII text that is not empty, got a list",
@@ -303,6 +303,9 @@ def test_a_switch_needs_no_value():
     [
         ("http://vllm:8000", "http://vllm:8000/metrics"),
         ("http://vllm:8000/", "http://vllm:8000/metrics"),
+        ("vllm:8000", "http://vllm:8000/metrics"),
+        ("127.0.0.1:8000/metrics", "http://127.0.0.1:8000/metrics"),
+        ("[::1]:8000", "http://[::1]:8000/metrics"),
         ("https://[::1]:8000?a=b", "https://[::1]:8000/metrics?a=b"),
         ("http://vllm/v1/metrics", "http://vllm/v1/metrics"),
         ("http://vllm/metrics/", "http://vllm/metrics/"),
@@ -316,7 +319,9 @@ def test_a_url_without_a_path_gets_metrics(url, read):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("vllm:8000/metrics", "begins with http:// or https://, got 'vllm:8000/metrics'"),
+        ("vllm/metrics", "begins with http:// or https://, got 'vllm/metrics'"),
+        ("vllm:port", "begins with http:// or https://, got 'vllm:port'"),
+        ("vllm:800000", "begins with http:// or https://, got 'vllm:800000'"),
         ("", "begins with http:// or https://, got ''"),
         ("ftp://vllm", "begins with http:// or https://, got 'ftp://vllm'"),
         ("http+unix://%2Frun%2Fx", "put the path of a unix socket into unix_socket"),
