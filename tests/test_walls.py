@@ -79,6 +79,7 @@ ROOMS = {
     "rules": Room(
         (
             "exporter.config", "exporter.analysis.catalogue", "exporter.analysis.relief",
+            "exporter.analysis.conditions", "exporter.analysis.situation.TWICE_MATTERS",
             "exporter.analysis.words",
             "exporter.publish.alerts.table", "exporter.publish.metrics.table", "exporter.vllm.names",
         ),

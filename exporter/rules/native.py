@@ -13,7 +13,7 @@ from exporter.analysis.words import WORDS
 from exporter.publish.alerts.table import FIXES_SHOWN, PAGE_SHARE, runbook_url
 from exporter.rules import template
 from exporter.rules.form import Group, Rule, by_topic
-from exporter.rules.native_alerts import NativeAlert, native_alerts, unless
+from exporter.rules.native_alerts import NativeAlert, native_alerts, storm_rules, unless
 from exporter.rules.native_signals import DERIVED, RECORDED, any_name, recorded
 from exporter.rules.options import NATIVE_JOB, Options, Thresholds
 from exporter.rules.promql import Series, aggregated, block, equals
@@ -31,7 +31,7 @@ The exporter adds what these rules cannot do:
 * one verdict per engine with the fix for it, in numbers; here a rule shows a symptom, and the runbook what
   may help;
 * proof where PromQL guesses: a seat limit (vLLM exports no max_num_seqs), room for the longest prompt,
-  tokens per second against the engine's own usual rate, a request that can never fit;
+  a request that can never fit, what is usual after half a minute (here after three minutes of calm);
 * preemptions that vLLM counts late or never, because it counts a victim with its next token;
 * "unknown" where a value is impossible: two servers behind one address, NaN, 97 instead of 0.97.
 The level of KV usage alone is no reason for an alert: in a small pool it swings during a storm and never
@@ -46,7 +46,8 @@ def groups(options: Options, thresholds: Thresholds) -> tuple[Group, ...]:
         for alert in native_alerts(maker.scraped(" == 0"), maker.missing(), thresholds)
         for rule in maker.rules(alert)
     ]
-    return (Group("vllm-native-signals", tuple(maker.signals())), *by_topic("vllm-native", rules))
+    signals = (*maker.signals(), *storm_rules(thresholds))
+    return (Group("vllm-native-signals", signals), *by_topic("vllm-native", rules))
 
 
 class _Maker:
@@ -92,8 +93,9 @@ class _Maker:
         """Yield the rules of an alert: that of the model, where it pages, before that of the engine."""
         engines_page = alert.page and self._options.page_by == "engine"
         if alert.page and not engines_page:
-            share = ("\n{{- $sep }}{{ $value | humanizePercentage }} of its engines",)
-            text = self._text(alert, "model", self._model, share)
+            share = "\n{{- $sep }}{{ $value | humanizePercentage }} of its engines"
+            text = self._text(alert, "model", self._model, (share, *_harm(alert)))
+            text = (template.matchers(self._model) if alert.harm else "") + text
             yield self._rule(alert, "VllmNativeModel", Severity.CRITICAL, self._share(alert), text)
         text, condition = self._of_engine(alert), alert.condition
         if engines_page:
@@ -122,9 +124,13 @@ class _Maker:
     def _of_engine(self, alert: NativeAlert) -> str:
         """Return the description of the alert of an engine."""
         numbers = [
-            template.number(WORDS[signal], f"max({recorded(word)}{{%s}})") for word, signal in alert.shown
+            # A rate of none is no news.
+            template.number(
+                WORDS[signal], f"max({recorded(word)}{{%s}}){' > 0' if word == 'preempting' else ''}"
+            )
+            for word, signal in alert.shown
         ]
-        text = self._text(alert, "engine", self._shown, numbers)
+        text = self._text(alert, "engine", self._shown, (*numbers, *_harm(alert)))
         if alert.entry == "metrics_missing":
             # The first half of its condition has no engine.
             text = template.one_of("model_name", text, self._text(alert, "target", self._shown))
@@ -141,3 +147,13 @@ class _Maker:
         if titles:
             text += f"\nPossible fixes, cheapest first: {titles}. The runbook explains when each helps."
         return text
+
+
+def _harm(alert: NativeAlert) -> Iterator[str]:
+    """Yield code that names the harm for which the alert pages, if there is any."""
+    if alert.harm:
+        yield (
+            '\n{{- $sep = ", harm: " }}'
+            f"\n{{{{- range {template.asked(f'count by (harm) ({alert.harm}{{%s}})')} }}}}"
+            '{{ $sep }}{{ . | label "harm" }}{{ $sep = ", " }}{{ end }}'
+        )

@@ -4,11 +4,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from exporter.analysis.catalogue import Severity
+from exporter.analysis.conditions.preemption import AS_MANY, LEAST_FINISHED
+from exporter.analysis.conditions.queue import TIMES_LONGEST, UNFINISHED_SECONDS
+from exporter.analysis.situation import TWICE_MATTERS
+from exporter.rules.form import Rule
 from exporter.rules.native_signals import DERIVED, RECORDED, recorded
 from exporter.rules.options import Thresholds
 from exporter.rules.promql import block
 
-__all__ = ["NativeAlert", "native_alerts", "unless"]
+__all__ = ["HARM", "NativeAlert", "native_alerts", "storm_rules", "unless"]
+
+# Recorded: the engines in a storm; and those of them that it harms, with the harm as a label.
+_STORM: Final = "engine:vllm_preemption_storm"
+HARM: Final = "engine:vllm_preemption_harm"
 
 # Recorded series and the signal whose words they have.
 _RATE: Final = ("preempting", "preemptions_per_second")
@@ -18,7 +26,9 @@ _WAITING: Final = ("waiting_low", "requests_waiting")
 _TOKENS: Final = ("tokens", "generation_tokens_per_second")
 _TOKENS_LEVEL: Final = ("tokens_level", "generation_tokens_per_second_recent")
 _INTER_TOKEN: Final = ("inter_token", "inter_token_latency_mean_seconds")
+_AGAIN: Final = ("again_ratio", "recomputed_ratio")
 _DEFERRED: Final = ("deferred_low", "requests_deferred")
+_NAMES: Final = {word: recorded(word) for word in (*RECORDED, *DERIVED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +42,13 @@ class NativeAlert:
     summary: str = ""  # its own sentence, where it proves less than the verdict
     comment: str = ""  # for the reader of the file
     page: bool = False  # whether the model has a paging alert too
-    harm: str = ""  # PromQL of the engines for which it may page, if not for all
+    harm: str = ""  # the series of the engines for which it may page, by harm, if not for all
     severity: Severity = Severity.WARNING  # of the alert of one engine
 
     @property
     def paging(self) -> str:
         """PromQL of the engines for which it pages."""
-        return f"{self.condition}\nand (\n{block(self.harm)}\n)" if self.harm else self.condition
+        return f"group without (harm) ({self.harm})" if self.harm else self.condition
 
     @property
     def name(self) -> str:
@@ -74,14 +84,11 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
             "scheduler_deadlock", f"{c.waiting}\nand {c.none_runs}\nand {c.still}", (_WAITING, _KV), page=True
         ),
         NativeAlert(
-            "preemption_thrash", c.storm, (_RATE, _KV, _RUNNING, _TOKENS, _TOKENS_LEVEL, _INTER_TOKEN),
-            page=True, harm=c.harm,
-            comment="About as many preemptions as finished requests, and more than long answers have in\n"
-            "a healthy engine; the pool was full at its peak, whatever it reads now. It pages where tokens\n"
-            "fell or latency grew against calm times, or nothing finishes, or no calm times are known.",
+            "preemption_thrash", _STORM, (_RATE, _KV, _RUNNING, _TOKENS, _TOKENS_LEVEL, _INTER_TOKEN, _AGAIN),
+            page=True, harm=HARM,
         ),
         NativeAlert(
-            "kv_bound", f"{c.waiting}\nand {c.full}{unless(c.storm, c.deferred)}", queue,
+            "kv_bound", f"{c.waiting}\nand {c.full}{unless(_STORM, c.deferred)}", (*queue, _RATE),
             summary="Requests wait, and the KV pool is full.",
         ),
         NativeAlert(
@@ -102,11 +109,49 @@ def native_alerts(unreachable: str, missing: str, thresholds: Thresholds) -> tup
     )  # fmt: skip
 
 
+def storm_rules(t: Thresholds) -> tuple[Rule, ...]:
+    """Return the recording rules of a storm and of its harm, which is that of the exporter's verdict."""
+    r = _NAMES
+    storm = (
+        f"{r['preempted']} >= {t.preemptions:g}\n"
+        f"and {r['preempted']}\n"
+        f"  >= {t.preemptions_per_request:g} * clamp_min({r['finished']} or 0 * {r['preempted']}, 1)\n"
+        f"and {r['preempting']} * {t.seconds_between:g} > {r['running']}\n"
+        f"and {r['kv_max']} >= {t.kv_full:g}"
+    )
+    harm = {
+        # Fewer requests get fewer tokens.
+        "tokens per second fell": f"{r['tokens']}\n  < {t.tokens_fallen:g} * {r['tokens_level']}\n"
+        f"    * clamp_max({r['requests']} / {r['requests_level']}, 1)",
+        "inter-token latency grew": f"{r['inter_token']} > {t.latency_grown:g} * {r['inter_token_level']}",
+        "request latency grew": f"{r['requests']} * 120\n"
+        f"  > {t.latency_grown:g} * {r['latency_level']} * clamp_min({r['finished']}, {LEAST_FINISHED})",
+        # While requests ran, and for far longer than usual.
+        "no request finished": f"{r['finished_long']} == 0\nand min_over_time({r['running_min']}[10m]) > 0\n"
+        f"and {r['running_min']} offset 10m\n"
+        f"unless {TIMES_LONGEST:g} * {r['latency_level']} > {UNFINISHED_SECONDS:g}",
+        # Only where no calm times with about as many requests are known.
+        "much is computed twice": f"{r['again_ratio']} >= {TWICE_MATTERS:g}\n"
+        f"unless {r['requests_most']} >= {AS_MANY:g} * {r['requests']}",
+    }
+    comment = (
+        "About as many preemptions as finished requests, and more than long answers have in a healthy\n"
+        "engine; the pool was full at its peak, whatever it reads now."
+    )
+    return (
+        Rule(_STORM, storm, comment),
+        *(
+            Rule(HARM, f"{_STORM}\nand (\n{block(expr)}\n)", labels={"harm": name})
+            for name, expr in harm.items()
+        ),
+    )
+
+
 class _Conditions:
     """Conditions that several alerts share or exclude."""
 
     def __init__(self, t: Thresholds) -> None:
-        r = {word: recorded(word) for word in (*RECORDED, *DERIVED)}
+        r = _NAMES
         self.running, self.waiting = f"{r['running_min']} > 0", f"{r['waiting_low']} > 0"
         self.none_runs = f"{r['running_max']} == 0"
         self.full = f"{r['kv_max']} >= {t.kv_full:g}"
@@ -117,28 +162,6 @@ class _Conditions:
         self.plateau = f"{r['running_low']} >= {t.seats:g}\nand {r['running_max']} - {r['running_low']} <= 1"
         self.deferred = (
             f"{r['deferred_low']} > 0\nand {r['deferred_low']} >= {t.deferred_share:g} * {r['waiting_low']}"
-        )
-        self.storm = (
-            f"{r['preempted']} >= {t.preemptions:g}\n"
-            f"and {r['preempted']}\n"
-            f"  >= {t.preemptions_per_request:g} * clamp_min({r['finished']} or 0 * {r['preempted']}, 1)\n"
-            f"and {r['preempting']} * {t.seconds_between:g} > {r['running']}\n"
-            f"and {self.full}"
-        )
-        unknown = "\n".join(
-            [r["preempted"], f"unless {r['tokens_level']}", f"unless {r['inter_token_level']}"]
-        )
-        self.harm = "\nor ".join(
-            (
-                f"{r['tokens']} < {t.tokens_fallen:g} * {r['tokens_level']}",
-                *(
-                    f"{r[word]} > {t.latency_grown:g} * {r[word + '_level']}"
-                    for word in ("inter_token", "latency")
-                ),
-                f"{r['finished_long']} == 0 and min_over_time({r['running_min']}[10m]) > 0",
-                # Of about one preemption per finished request a quarter of the work is done twice, and more.
-                f"({block(unknown).strip()})",
-            )
         )
 
 

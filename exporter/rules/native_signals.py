@@ -34,6 +34,13 @@ RECORDED: Final[Mapping[str, Recorded]] = {
     "preempting": Recorded("preemptions", "num_preemptions:rate2m", "rate({}[2m])", "sum"),
     "preempted": Recorded("preemptions", "num_preemptions:increase2m", "increase({}[2m])", "sum"),
     "finished": Recorded("requests_finished", "request_success:increase2m", "increase({}[2m])", "sum"),
+    # What preemptions cost, over the time in which they are counted.
+    "generated": Recorded("generation_tokens", "generation_tokens:increase2m", "increase({}[2m])", "sum"),
+    "prompted": Recorded("prompt_tokens", "prompt_tokens:increase2m", "increase({}[2m])", "sum"),
+    "computed": Recorded(
+        "prompt_tokens_computed", "prompt_tokens_computed:increase2m", "increase({}[2m])", "sum"
+    ),
+    "hits": Recorded("prefix_hits", "prefix_cache_hits:increase2m", "increase({}[2m])", "sum"),
     "tokens": Recorded("generation_tokens", "generation_tokens:rate3m", "rate({}[3m])", "sum"),
     "prompts": Recorded("prompt_tokens", "prompt_tokens:rate3m", "rate({}[3m])", "sum"),
     "steps": Recorded("engine_steps", "iteration_tokens:rate3m", "rate({}[3m])", "sum"),
@@ -45,25 +52,41 @@ RECORDED: Final[Mapping[str, Recorded]] = {
 
 
 # What is computed from those, in this order: the name and its PromQL, where words stand for names. A level is
-# that of calm times (no preemption) in the last three hours, if they are three minutes or more. Latencies
-# grow with the load, so theirs is one of the higher ones.
-_CALM: Final = "{%s}\nunless {preempted} > 0"
-_LEVEL: Final = "quantile_over_time(%s, {%s}[3h])\nand count_over_time({%s}[3h]) >= 12"
+# that of calm times (no preemption) in the last three hours, if they are three minutes or more, and unknown
+# after a restart: windows reach across it, and the settings may be others. Latencies grow with the load, so
+# theirs is one of the higher ones.
+_CALM: Final = "{%s} > 0\nunless max_over_time({preempted}[1m]) > 0\nunless {running} == 0"
+_LEVEL: Final = "quantile_over_time(%s, {%s}[3h])\nand count_over_time({%s}[3h]) >= 12\nunless {resets} > 0"
 DERIVED: Final[Mapping[str, tuple[str, str]]] = {
     "inter_token": ("inter_token_seconds:mean3m", "{between} / ({between_count} > 0)"),
+    "requests": ("requests:avg2m", "{running} + ({waiting_low} or 0 * {running})"),
     # By Little's law: what is in the server, by what leaves it.
-    "latency": (
-        "request_seconds:mean2m",
-        "({running} + ({waiting_low} or 0 * {running}))\n* 120 / ({finished} > 0)",
+    "latency": ("request_seconds:mean2m", "{requests} * 120 / ({finished} > 0)"),
+    # At least what the tokens that are generated until the next request ends take of a victim's blocks; see
+    # `exporter.analysis.signals`. More where no prefix cache keeps the rest.
+    "again": (
+        "recomputed_tokens:least2m",
+        "{generated} * {preempted}\n/ ({preempted} + ({finished} or 0 * {preempted}) > 0)",
     ),
-    "tokens_calm": ("generation_tokens:calm", _CALM % "tokens" + "\nunless {running} == 0"),
+    "prompts_computed": (
+        "prompts_computed:increase2m",
+        "{computed}\nor clamp_min({prompted} - {hits}, 0)\nor {prompted}",
+    ),
+    "again_ratio": (
+        "recomputed:ratio2m",
+        "{again}\n/ ({again} + {generated} + {prompts_computed} > 0)",
+    ),
+    "tokens_calm": ("generation_tokens:calm", _CALM % "tokens"),
     "inter_token_calm": ("inter_token_seconds:calm", _CALM % "inter_token"),
     "latency_calm": ("request_seconds:calm", _CALM % "latency"),
+    "requests_calm": ("requests:calm", _CALM % "requests"),
     "tokens_level": ("generation_tokens:level3h", _LEVEL % ("0.5", "tokens_calm", "tokens_calm")),
     "inter_token_level": (
         "inter_token_seconds:level3h", _LEVEL % ("0.75", "inter_token_calm", "inter_token_calm"),
     ),
     "latency_level": ("request_seconds:level3h", _LEVEL % ("0.75", "latency_calm", "latency_calm")),
+    "requests_level": ("requests:level3h", _LEVEL % ("0.5", "requests_calm", "requests_calm")),
+    "requests_most": ("requests:most3h", _LEVEL % ("1", "requests_calm", "requests_calm")),
 }  # fmt: skip
 
 

@@ -47,14 +47,14 @@ class Thresholds:
     # or latency above this many times that level.
     tokens_fallen: float = AnalysisConfig().tokens_fallen
     latency_grown: float = AnalysisConfig().latency_grown
-    preemptions: float = 5.0  # fewer within two minutes are no storm
+    preemptions: float = AnalysisConfig().burst_count  # fewer within two minutes are no storm
     # A storm preempts each running request more often than once in this time; answers of 32k tokens are
     # preempted every twenty minutes in full health.
     seconds_between: float = AnalysisConfig().thrash_seconds
-    kv_full: float = 0.9  # KV usage within two minutes from which the pool is full
+    kv_full: float = AnalysisConfig().kv_full  # KV usage within two minutes from which the pool is full
     kv_room: float = 0.8  # KV usage within two minutes up to which the pool has room
     # Share of the waiting requests that wait for something other than capacity.
-    deferred_share: float = 0.5
+    deferred_share: float = AnalysisConfig().deferred_share
     # Fewer running requests are no plateau: such numbers are normal where requests are long.
     seats: float = 4.0
 

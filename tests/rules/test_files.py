@@ -7,9 +7,11 @@ import pytest
 import yaml
 from support.promtool import RULES, promtool
 
+from exporter.analysis.conditions.queue import UNFINISHED_SECONDS
 from exporter.cli import main
+from exporter.config import AnalysisConfig
 from exporter.publish.metrics.table import EXPORTER_METRICS, METRICS
-from exporter.rules.options import THRESHOLDS
+from exporter.rules.options import THRESHOLDS, Thresholds
 from exporter.vllm.names import NAMES, PREFIXES, spellings
 
 KINDS = {"sidecar": (), "native": ("--native",)}
@@ -132,8 +134,20 @@ def test_without_the_exporter_an_engine_pages_by_a_storm_only_with_harm(capsys):
     rows = [row for group in yaml.safe_load(text)["groups"] for row in group["rules"]]
     page, warning = (row for row in rows if row.get("alert") == "VllmNativePreemptionThrash")
     assert (page["labels"]["severity"], warning["labels"]["severity"]) == ("critical", "warning")
-    assert "level3h" in page["expr"]
+    assert "engine:vllm_preemption_harm" in page["expr"]
     assert warning["expr"].endswith(f"unless (\n{textwrap.indent(page['expr'], '  ')}\n)")
+
+
+def test_a_storm_and_its_harm_have_the_thresholds_of_the_exporter():
+    """The defaults of the native rules are its own, so both call the same a storm and the same a harm."""
+    ours, exporters = Thresholds(), AnalysisConfig()
+    for name in ("tokens_fallen", "latency_grown", "kv_full", "deferred_share"):
+        assert getattr(ours, name) == getattr(exporters, name), name
+    assert ours.preemptions_per_request == exporters.thrash_ratio
+    assert ours.preemptions == exporters.burst_count
+    assert ours.seconds_between == exporters.thrash_seconds
+    assert ours.kv_room >= exporters.kv_roomy  # read at a peak, not on average
+    assert UNFINISHED_SECONDS == 600  # the rule's window of ten minutes
 
 
 def test_a_selector_stands_in_every_series(capsys):

@@ -76,11 +76,12 @@ def _steady(value: str, count: int) -> str:
 
 
 def _joined(parts: Iterable[tuple[str, int]]) -> str:
-    """Join the values of a series, part by part; a counter continues from its last value."""
+    """Join the values of a series, part by part; a counter continues, or begins anew after it was gone."""
     words, counter = [], 100.0
     for value, count in parts:
         if value == "gone":
             words += ["stale", f"_x{count - 1}"]
+            counter = 0.0
         elif value.startswith("+"):
             slope = float(value[1:])
             words.append(f"{counter + slope:g}+{slope:g}x{count - 1}")
@@ -305,6 +306,7 @@ def busy(number: int = 0, **changed: str) -> dict[str, str]:
         "steps": "+300",
         "between": "+150",
         "between_count": "+3000",
+        "hits": "+0",
         "up": "1",
         **changed,
     }
@@ -320,6 +322,7 @@ def busy(number: int = 0, **changed: str) -> dict[str, str]:
         "steps": vllm("iteration_tokens_total_count", number),
         "between": vllm("inter_token_latency_seconds_sum", number),
         "between_count": vllm("inter_token_latency_seconds_count", number),
+        "hits": vllm("prefix_cache_hits_total", number),
         "up": of("up", pod(number, VLLM_TARGET)),
     }
     return {names[part]: value for part, value in values.items()}
@@ -349,16 +352,29 @@ TROUBLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }  # fmt: skip
 # A storm with as many preemptions that costs next to nothing; the same with one harm each, and just below it.
 # The calm before is so short that its rates are low: 151 tokens/s and 32 s, not 200 and 20.
-_HARMLESS = {**STORM, "tokens": "+2900"}
+_HARMLESS = {**STORM, "tokens": "+2900", "waiting": "12"}
 HARM = [
     ({**STORM, "tokens": "+1100"}, {**STORM, "tokens": "+1160"}, "with fewer tokens"),
     ({**_HARMLESS, "between": "+310"}, {**_HARMLESS, "between": "+290"}, "with slower tokens"),
-    ({**_HARMLESS, "running": "110"}, {**_HARMLESS, "running": "100"}, "with slower answers"),
+    ({**_HARMLESS, "running": "121"}, {**_HARMLESS, "running": "111"}, "with slower answers"),
     (
-        {**_HARMLESS, "finished": "+0", "preempted": "+125"},
-        {**_HARMLESS, "finished": "+4", "waiting": "0"},
+        # One large request: too few to tell by the time in the server.
+        {**_HARMLESS, "running": "1", "waiting": "0", "finished": "+0", "tokens": "+100"},
+        {**_HARMLESS, "running": "1", "waiting": "0", "finished": "+0.4", "tokens": "+100"},
         "and nothing finishes",
     ),
+]
+# Servers that were never seen calm: much is computed twice, or prompts are most of the work.
+_NEW = [
+    ({**STORM, "prompts": "+340"}, {**STORM, "prompts": "+390"}, {}, "on a new server"),
+    (
+        {**STORM, "prompts": "+9000", "hits": "+8660"},
+        {**STORM, "prompts": "+9000", "hits": "+8610"},
+        {},
+        "with prompts from the cache",
+    ),
+    # Calm times with a third of the requests tell nothing about so many.
+    ({**STORM, "prompts": "+340"}, {**STORM, "prompts": "+390"}, {"running": "7"}, "that was idle before"),
 ]
 PAGING = ("EngineStalled", "SchedulerDeadlock", "PreemptionThrash")
 
@@ -370,7 +386,16 @@ def native_tales() -> list[Tale]:
         if name in PAGING:
             tales.append(_native_model(name, trouble))
         tales.append(Tale(f"VllmNative{name}", "warning", busy(), busy(**trouble), busy(**below)))
-    return [*tales, *(_native_model("PreemptionThrash", *pair) for pair in HARM), *NATIVE]
+    storms = [*(_native_model("PreemptionThrash", *pair) for pair in HARM), *_never_seen_calm()]
+    return [*tales, *storms, *NATIVE]
+
+
+def _never_seen_calm() -> Iterable[Tale]:
+    """Build the tales of pages for storms of engines without a level of their own."""
+    for trouble, below, before, sentence in _NEW:
+        quiet = busy(**before, tokens="+700") if before else {}
+        parts = quiet, busy(**trouble), busy(**below)
+        yield Tale("VllmNativeModelPreemptionThrash", "critical", *parts, sentence=sentence)
 
 
 def _native_model(

@@ -8,12 +8,12 @@ from exporter.analysis.queue_causes import deferred_holds_the_pool, is_compute_b
 from exporter.analysis.situation import TWICE_MATTERS, Situation
 
 # Fewer finished requests than this say little about a ratio.
-_LEAST_FINISHED: Final = 3
+LEAST_FINISHED: Final = 3
 _STORM_PREEMPTED: Final = 10
 # How much less harm is enough to stay critical.
 _LESS_TO_STAY: Final = 0.75
 # Calm times with this share of the present requests tell what is usual.
-_AS_MANY: Final = 0.7
+AS_MANY: Final = 0.7
 # At most this number in the long window comes one by one.
 _ONE_BY_ONE: Final = 6
 # Not the signals of nearly these names, which are those of five minutes and of one.
@@ -69,7 +69,7 @@ def _latency_grew(s: Situation, factor: float) -> bool:
 def _usual_is_known(s: Situation) -> bool:
     """Whether calm times with about as many requests were seen."""
     requests = s.requests
-    return requests is not None and any(each.requests >= _AS_MANY * requests for each in s.pace.calm)
+    return requests is not None and any(each.requests >= AS_MANY * requests for each in s.pace.calm)
 
 
 def _burst(s: Situation) -> tuple[Evidence, ...] | None:
@@ -101,7 +101,7 @@ def _fell_at_once(s: Situation) -> bool:
 def _sustained(s: Situation) -> tuple[Evidence, ...] | None:
     """About one preemption per finished request, where requests finish."""
     thresholds = s.thresholds
-    enough = s.minute.preempted >= thresholds.burst_count and s.minute.finished >= _LEAST_FINISHED
+    enough = s.minute.preempted >= thresholds.burst_count and s.minute.finished >= LEAST_FINISHED
     if not enough or not _goes_on(s) or s.answers_outlast_window:
         return None
     ratio = s.minute.preempted / s.minute.finished
@@ -118,7 +118,7 @@ def _sustained(s: Situation) -> tuple[Evidence, ...] | None:
 
 def _starved(s: Situation) -> tuple[Evidence, ...] | None:
     """Any rate of preemptions while little finishes and tokens are far below the engine's own level."""
-    if s.long.preempted < _LEAST_FINISHED or s.minute.preempted < 1 or s.minute.finished > s.minute.preempted:
+    if s.long.preempted < LEAST_FINISHED or s.minute.preempted < 1 or s.minute.finished > s.minute.preempted:
         return None
     if s.tokens_fell:
         return some(
@@ -179,7 +179,7 @@ def _answers_are_long(s: Situation) -> bool:
         return False
     if s.throughput.level is not None:
         return not s.tokens_fell
-    return s.long.finished >= _LEAST_FINISHED and not _preempted_often(s)
+    return s.long.finished >= LEAST_FINISHED and not _preempted_often(s)
 
 
 def preemption_not_kv(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:

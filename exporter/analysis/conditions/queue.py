@@ -11,6 +11,8 @@ from exporter.analysis.queue_causes import is_long
 from exporter.analysis.situation import Situation
 
 __all__ = [
+    "TIMES_LONGEST",
+    "UNFINISHED_SECONDS",
     "deferred_wait",
     "deferred_wait_is_critical",
     "is_long",
@@ -24,8 +26,8 @@ __all__ = [
 # A queue is judged by its cause only while the engine works; a stand-still has verdicts of its own.
 _QUEUE_IDLE_SECONDS: Final = 6.0
 # Nothing finishes when no request has for this long, or for this multiple of the longest time that any took.
-_UNFINISHED_SECONDS: Final = 600.0
-_TIMES_LONGEST: Final = 3.0
+UNFINISHED_SECONDS: Final = 600.0
+TIMES_LONGEST: Final = 3.0
 
 
 def _queues(s: Situation, current: bool, cause: str) -> bool:
@@ -100,11 +102,11 @@ def deferred_wait_is_critical(s: Situation, critical: bool) -> bool:
 
 def nothing_finishes(s: Situation, _critical: bool) -> bool:
     """Whether no request has finished for far longer than any of this engine's ever took."""
-    if math.isnan(s.unfinished) or s.unfinished < _UNFINISHED_SECONDS:
+    if math.isnan(s.unfinished) or s.unfinished < UNFINISHED_SECONDS:
         return False
     longest = s.history.request_seconds.lengths()
     most = longest.quantile(1.0) if longest is not None else None
-    patience = max(_UNFINISHED_SECONDS, _TIMES_LONGEST * (most or 0.0))
+    patience = max(UNFINISHED_SECONDS, TIMES_LONGEST * (most or 0.0))
     if longest is not None and longest.count > 0 and most is None:
         return False  # some took longer than the last bound tells
     return s.unfinished >= patience
