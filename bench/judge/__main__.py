@@ -34,6 +34,7 @@ def outcome(seed: int, kind: str | None = None) -> Outcome:
         judged.flaps,
         judged.warned,
         time.process_time() - start,
+        judged.recovery,
     )
 
 

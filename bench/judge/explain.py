@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from bench.judge.draw import Scenario, draw
-from bench.judge.trial import Said, Trial, trial
+from bench.judge.machine import Said
+from bench.judge.trial import Trial, trial
 from bench.judge.truth import Figures
 
 __all__ = ["explain"]
@@ -81,6 +82,9 @@ def _figures(figures: Figures) -> str:
 def _verdicts(judged: Trial) -> Iterator[str]:
     for number, begin, end in judged.pages:
         yield f"critical without reason: engine {number} from {begin:.1f} to {end:.1f} s"
+    if judged.recovery is not None:
+        warned, paged, flaps = judged.recovery
+        yield f"after the trouble: warned for {warned:.0f} s, critical for {paged:.0f} s, {flaps} flaps"
     before: tuple[str, str] | None = None
     for said in judged.said:
         now = (said.verdict, said.severity)

@@ -15,7 +15,7 @@ from exporter.simulation.workload import Request
 from exporter.standin.metrics_page import EngineFigures
 from exporter.standin.run_figures import RunFigures
 
-__all__ = ["Fault", "Machine", "Sample"]
+__all__ = ["Fault", "Machine", "Said", "Sample"]
 
 
 class Sample(NamedTuple):
@@ -32,6 +32,15 @@ class Sample(NamedTuple):
     preemptions: int
     aborted: int
     recomputed: int
+
+
+class Said(NamedTuple):
+    """What the exporter says of an engine after a poll."""
+
+    t: float
+    verdict: str
+    severity: str
+    findings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,11 @@ class Fault:
     at: float
     factor: float = 0.0
     until: float | None = None
+
+    @property
+    def over(self) -> float | None:
+        """Seconds at which it is over, or None."""
+        return self.at + self.factor if self.kind == "restart" else self.until
 
 
 class Machine:
@@ -127,9 +141,8 @@ class Machine:
             "down": (self._go_down, self._come_up),
         }[fault.kind]
         events = [(max(since, fault.at), lambda: begin(fault))]
-        over = fault.at + fault.factor if fault.kind == "restart" else fault.until
-        if over is not None:
-            events.append((over, lambda: end(fault)))
+        if fault.over is not None:
+            events.append((fault.over, lambda: end(fault)))
         return events
 
     def until(self, t: float) -> Sample:
@@ -212,12 +225,13 @@ class Machine:
         self.up = False
 
     def _come_up(self, fault: Fault) -> None:
-        now = nanoseconds(fault.at + fault.factor)
+        over = fault.over or 0.0
+        now = nanoseconds(over)
         self.up = True
         if isinstance(self._arrivals, Clients):
             self._arrivals.lose_all(now)
         else:
-            self._arrivals = self._traffic.arrivals(fault.at + fault.factor)
+            self._arrivals = self._traffic.arrivals(over)
         if self._new_process is not None:
             self.figures = self._new_process()
         self._begin(now)

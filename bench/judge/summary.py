@@ -5,9 +5,15 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
+from bench.judge.recovery import Recovery
+
 __all__ = ["BARS", "Outcome", "Summary", "document", "summarize"]
 
 _LISTED: Final = 40
+# An alarm that lasts longer than this after the trouble is a late one: the time without a warning that
+# follows a hold, and the hold of a page.
+_WARNED_LATE: Final = 60.0
+_PAGED_LATE: Final = 30.0
 
 
 class Outcome(NamedTuple):
@@ -25,6 +31,7 @@ class Outcome(NamedTuple):
     flaps: int
     warned: str
     cpu: float
+    recovery: Recovery | None = None
 
 
 class Summary(NamedTuple):
@@ -37,6 +44,8 @@ class Summary(NamedTuple):
     seconds: float | None
     flaps: float
     cpu: float
+    warned_late: float
+    paged_late: float
 
 
 # Each figure's bar, and whether it is the least or the most.
@@ -47,6 +56,8 @@ BARS: Final = {
     "seconds": (20.0, "most"),
     "flaps": (1.0, "most"),
     "cpu": (0.9, "most"),
+    "warned_late": (0.01, "most"),
+    "paged_late": (0.01, "most"),
 }
 
 
@@ -54,6 +65,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
     """Sum up."""
     count = len(outcomes)
     seconds = [o.seconds for o in outcomes if o.seconds is not None]
+    ends = len(_recoveries(outcomes)) or 1
     return Summary(
         count,
         sum(o.right for o in outcomes) / count,
@@ -62,7 +74,21 @@ def summarize(outcomes: Sequence[Outcome]) -> Summary:
         median(seconds) if seconds else None,
         median(o.flaps for o in outcomes),
         sum(o.cpu for o in outcomes) / count,
+        len(_warned_late(outcomes)) / ends,
+        len(_paged_late(outcomes)) / ends,
     )
+
+
+def _recoveries(outcomes: Sequence[Outcome]) -> list[Recovery]:
+    return [o.recovery for o in outcomes if o.recovery is not None]
+
+
+def _warned_late(outcomes: Sequence[Outcome]) -> list[int]:
+    return [o.seed for o in outcomes if o.recovery is not None and o.recovery.warned > _WARNED_LATE]
+
+
+def _paged_late(outcomes: Sequence[Outcome]) -> list[int]:
+    return [o.seed for o in outcomes if o.recovery is not None and o.recovery.paged > _PAGED_LATE]
 
 
 def document(outcomes: Sequence[Outcome], seeds: str) -> str:
@@ -79,8 +105,10 @@ printed as vLLM prints it, and read by the exporter. The truth is found by count
 are simulated again with four times the KV blocks, seats, or prompt compute, or without the fault. The
 bottleneck is what removes most of the excess waiting and lost throughput; where two remove nearly the same,
 both count as right; where nothing does, nothing is wrong. A page is justified where more than 20 % of the
-work is lost, the time in the system at least doubles, or nothing finishes. A simulation is not a server:
-these figures show how the rules follow the scheduler, not how often they are right on yours."""
+work is lost, the time in the system at least doubles, or nothing finishes. Every second scenario goes on for
+five minutes with the fault gone and a light load; its alarms have to end with the last queue. A simulation
+is not a server: these figures show how the rules follow the scheduler, not how often they are right on
+yours."""
 
 
 def _figures(outcomes: Sequence[Outcome]) -> list[str]:
@@ -98,7 +126,24 @@ def _figures(outcomes: Sequence[Outcome]) -> list[str]:
         f"| scenarios with a shorter false critical verdict | {_share(o.blinked for o in outcomes)} | |",
         f"| scenarios with a warning in the calm before | {_share(bool(o.warned) for o in outcomes)} | |",
         f"| processor time per scenario | {summary.cpu:.2f} s | at most 0.9 s |",
+        *_recovery_figures(outcomes, summary),
         "",
+    ]
+
+
+def _recovery_figures(outcomes: Sequence[Outcome], summary: Summary) -> list[str]:
+    """Return what is said after the trouble, from the moment without queue, preemption and fault on."""
+    ends = _recoveries(outcomes)
+    if not ends:
+        return []
+    warned = sorted(each.warned for each in ends)
+    return [
+        f"| scenarios whose end was seen | {len(ends)} | |",
+        f"| seconds from the end of the trouble to that of the warnings, median | {median(warned):.0f} s | |",
+        f"| the same, 95 % of the scenarios | {warned[int(0.95 * len(warned))]:.0f} s | |",
+        f"| with a warning more than {_WARNED_LATE:.0f} s after | {summary.warned_late:.1%} | at most 1 % |",
+        f"| with a page more than {_PAGED_LATE:.0f} s after | {summary.paged_late:.1%} | at most 1 % |",
+        f"| with more than one change of the verdict after | {_share(each.flaps > 0 for each in ends)} | |",
     ]
 
 
@@ -146,6 +191,8 @@ def _failures(outcomes: Sequence[Outcome]) -> list[str]:
     for title, chosen in (
         ("false page", [o.seed for o in outcomes if o.false_page]),
         ("missed page", [o.seed for o in outcomes if o.missed_page]),
+        ("warned long after the trouble", _warned_late(outcomes)),
+        ("paged long after the trouble", _paged_late(outcomes)),
     ):
         lines.append(f"* {title}: {_listed(chosen)}")
     for verdict, _ in Counter(o.warned for o in outcomes if o.warned).most_common():

@@ -4,32 +4,24 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from bench.judge.draw import Scenario, draw
-from bench.judge.machine import Machine, Sample
+from bench.judge.machine import Machine, Said, Sample
+from bench.judge.recovery import Recovery, recovery_of, with_recovery
 from bench.judge.truth import Truth, page_is_justified, truth_of
 from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.config import AnalysisConfig
 from exporter.simulation.settings import Engine
 from exporter.standin.metrics_page import EngineFigures, MetricsPage
 
-__all__ = ["Said", "Trial", "play", "played", "trial"]
+__all__ = ["Trial", "play", "played", "trial"]
 
 _PAGE_VERSION: Final = "0.32.0"
 _MODEL: Final = "drawn"
 _ORIGIN: Final = 1.7e9
 # An alert goes out when a critical verdict has lasted this long.
 HOLD: Final = 30.0
-
-
-class Said(NamedTuple):
-    """What the exporter says of an engine after a poll."""
-
-    t: float
-    verdict: str
-    severity: str
-    findings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +39,10 @@ class Trial:
         seconds: From the onset of the trouble to the first right verdict; None without trouble, or never.
         flaps: Changes of the verdict in the trouble phase after the first one.
         warned: A verdict of at least a warning that lasted half a minute before the trouble, or nothing.
+        recovery: How the alarms of the first engine ended; None where nobody looked, or it did not recover.
         others: Verdicts at the end of the engines that are not in trouble.
         pages: Engine, begin and end of each critical time that is not justified.
-        said: All that was said of the first engine.
+        said: All that was said of the first engine, after the trouble too.
         samples: Its state at each second.
     """
 
@@ -64,6 +57,7 @@ class Trial:
     seconds: float | None
     flaps: int
     warned: str
+    recovery: Recovery | None
     others: tuple[str, ...]
     pages: tuple[tuple[int, float, float], ...]
     said: tuple[Said, ...]
@@ -102,7 +96,7 @@ class _Server:
 
     def _restart(self) -> EngineFigures:
         fault = self._scenario.fault
-        self._page = self._new_page(_ORIGIN + fault.at + fault.factor)
+        self._page = self._new_page(_ORIGIN + fault.over)
         return self._page.engines[0]
 
     def body(self, t: float) -> bytes:
@@ -172,9 +166,13 @@ def _said(reading: TargetReading, number: int) -> Said:
 
 
 def trial(seed: int, kind: str | None = None) -> Trial:
-    """Draw, play and judge one scenario."""
+    """Draw, play and judge one scenario; every second one goes on after its trouble."""
     scenario = draw(seed, kind)
-    said, every = play(scenario)
+    whole = scenario if seed % 2 else with_recovery(scenario)
+    all_said, all_samples = play(whole)
+    polls = int(scenario.end / scenario.view.interval) + 1
+    every = [states[:polls] for states in all_samples]
+    said = [[each for each in lines if each.t <= every[0][-1].t] for lines in all_said]
     samples = every[0]
     truth = truth_of(scenario, samples)
     first = said[0]
@@ -197,10 +195,11 @@ def trial(seed: int, kind: str | None = None) -> Trial:
         _seconds(truth, trouble),
         _flaps(truth, trouble),
         _warned(lead),
+        None if whole is scenario else recovery_of(scenario.end, all_said[0], all_samples[0]),
         others,
         tuple(pages),
-        tuple(first),
-        tuple(samples),
+        tuple(all_said[0]),
+        tuple(all_samples[0]),
     )
 
 
