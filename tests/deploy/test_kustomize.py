@@ -36,6 +36,7 @@ pytestmark = pytest.mark.programs
 
 FOLDERS = [
     KUSTOMIZE / "monitoring",
+    KUSTOMIZE / "monitoring-kube-prometheus-stack",
     KUSTOMIZE / "network-policy",
     EXAMPLES / "vllm-deployment",
     EXAMPLES / "data-parallel",
@@ -130,6 +131,31 @@ def test_the_pod_monitor_finds_the_ports():
     }
     assert jobs == {"vllm-pressure": JOB, "http": NATIVE_JOB}
     assert jobs.keys() <= ports
+
+
+def test_kube_prometheus_stack_sees_the_same_in_every_namespace():
+    """Its label is on every object, the monitor looks into all namespaces, and nothing else differs."""
+    plain, stack = (built(KUSTOMIZE / f"monitoring{suffix}") for suffix in ("", "-kube-prometheus-stack"))
+    for before, after in zip(plain, stack, strict=True):
+        assert after["metadata"]["labels"].pop("release") == "kube-prometheus-stack"
+        if after["kind"] == "PodMonitor":
+            assert after["spec"].pop("namespaceSelector") == {"any": True}
+            assert after["spec"]["selector"]["matchLabels"] == LABEL
+        if not after["metadata"]["labels"]:
+            del after["metadata"]["labels"]
+        assert after == before
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "deploy/kustomize/README.md"])
+def test_every_document_has_one_command_and_the_query_that_shows_that_it_works(page):
+    """The namespace is that of vLLM, or any by the overlay."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    commands = [line.strip() for line in text.splitlines() if "-k deploy/kustomize/monitoring" in line]
+    assert commands == [
+        "kubectl apply --server-side -k deploy/kustomize/monitoring -n NAMESPACE",
+        "kubectl apply --server-side -k deploy/kustomize/monitoring-kube-prometheus-stack -n monitoring",
+    ]
+    assert f'up{{job="{JOB}"}}' in text
 
 
 def test_the_central_form_keeps_the_labels_of_the_targets():
