@@ -59,6 +59,7 @@ class Thresholds:
     seats: float = 4.0
 
 
+_SHARES: Final = frozenset({"kv_full", "kv_room", "deferred_share", "tokens_fallen"})
 THRESHOLDS: Final = tuple(each.name for each in fields(Thresholds))
 
 
@@ -120,4 +121,8 @@ def _threshold(text: str) -> tuple[str, float]:
     if name not in THRESHOLDS or not 0 <= number < float("inf"):
         names = ", ".join(THRESHOLDS)
         raise argparse.ArgumentTypeError(f"wanted NAME=NUMBER with a name of {names}, got {text!r}")
+    if name in _SHARES and number > 1:
+        raise argparse.ArgumentTypeError(
+            f"{name} is a share: wanted 0 to 1, got {value}; its alert could never fire"
+        )
     return name, number

@@ -216,6 +216,7 @@ def test_thresholds_are_options(capsys):
         (["--threshold", "kv_full=0.8"], "--threshold needs --native"),
         (["--native", "--threshold", "kv_fool=0.8"], "wanted NAME=NUMBER with a name of"),
         (["--native", "--threshold", "kv_full=nan"], "wanted NAME=NUMBER"),
+        (["--native", "--threshold", "kv_full=2"], "kv_full is a share: wanted 0 to 1, got 2"),
     ],
 )
 def test_a_mistake_is_named(arguments, said, capsys):
