@@ -121,7 +121,7 @@ class Clients:
 
     def next_at(self) -> int | None:
         """Return when the next client sends, or the number of clients changes."""
-        while self._changes and (not self._due or self._changes[0][0] <= self._due[0]):
+        while self._changes and self._changes_by(self._due[0] if self._due else None):
             at, self._phase, self._wanted = self._changes.pop(0)
             while self._clients < self._wanted:
                 # They come within two seconds, not in one moment.
@@ -142,10 +142,17 @@ class Clients:
 
     def left(self, now: int) -> None:
         """Free a client: it sends again after a pause, or goes where there are too many."""
+        if self._changes and self._changes_by(now) and self._changes[0][2] < self._wanted:
+            _, self._phase, self._wanted = self._changes.pop(0)
         if self._clients > self._wanted:
             self._clients -= 1
         else:
             heapq.heappush(self._due, now + self._pause)
+
+    def _changes_by(self, at: int | None) -> bool:
+        """Whether the next change comes before a moment; fewer clients never come before their time."""
+        begin, _, clients = self._changes[0]
+        return clients >= self._wanted if at is None else begin <= at
 
     def lose_all(self, now: int) -> None:
         """Let every client that waits for an answer send again: the server that knew them is gone."""

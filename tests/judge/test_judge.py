@@ -40,10 +40,12 @@ def test_alarms_end_with_the_trouble():
     assert {seed: each for seed, each in known.items() if each.paged > 30 or each.warned > 60} == {}
 
 
-@pytest.mark.parametrize("kind", ["slow", "down", "restart", "steady"])
-def test_what_follows_the_trouble_changes_nothing_before_it(kind):
+@pytest.mark.parametrize(
+    ("kind", "seed"), [("slow", 6), ("down", 6), ("restart", 6), ("steady", 6), ("busy", 60046)]
+)
+def test_what_follows_the_trouble_changes_nothing_before_it(kind, seed):
     """The same requests, states and verdicts; afterwards the fault is gone and work is done."""
-    scenario = draw(6, kind)
+    scenario = draw(seed, kind)
     whole = with_recovery(scenario)
     (said,), (samples,) = play(scenario)
     (more_said,), (more,) = play(whole)
