@@ -408,6 +408,19 @@ def test_a_page_in_place_of_metrics_is_an_error_with_a_reason():
     assert shown[PREFIX + "exporter_poll_duration_seconds_count", ()] == 1
 
 
+def test_a_server_that_counts_up_its_status_makes_few_series():
+    """Statuses that HTTP has stand by themselves, of all others only the class."""
+    one = self_metrics.PollCounts()
+    for status in range(100, 1000):
+        one.poll(0.02, None, f"http_{status}", interval=1.0)
+    reasons = {
+        dict(labels)["reason"]: n for (name, labels), n in series(text_of(one)).items() if "errors" in name
+    }
+    assert (reasons["http_404"], reasons["http_503"], reasons["http_7xx"]) == (1, 1, 100)
+    assert len(reasons) <= 80
+    assert sum(reasons.values()) == 900
+
+
 def test_what_was_never_measured_is_absent():
     """Before the first poll there is no interval and no size; counters begin at 0."""
     shown = names(text_of(self_metrics.PollCounts()))

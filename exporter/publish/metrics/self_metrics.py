@@ -4,6 +4,7 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from http.client import responses
 from operator import add
 from typing import Any, ClassVar, Final, Self
 
@@ -16,6 +17,13 @@ __all__ = ["ExporterMetrics", "PollCounts"]
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BOUNDS: Final = (*map(str, _DURATIONS), "+Inf")
 _NONE: Final = Labels()
+
+
+def _bounded(reason: str) -> str:
+    """Return the reason of an error; of statuses that HTTP does not have the class, as each is a series."""
+    status = reason.removeprefix("http_")
+    unknown = status != reason and status.isdecimal() and int(status) not in responses
+    return f"http_{status[0]}xx" if unknown else reason
 
 
 class PollCounts(RowCollector):
@@ -76,7 +84,7 @@ class PollCounts(RowCollector):
         self.interval = interval
         self.unreadable += unreadable
         if error is not None:
-            self.errors[error] += 1
+            self.errors[_bounded(error)] += 1
         if size is not None:
             self.body_bytes = size
             self.duration_sum += seconds
