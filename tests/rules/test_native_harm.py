@@ -33,7 +33,7 @@ FEWER = {
 # Requests of ten minutes: that none of a few finishes in ten minutes is chance.
 LONG = {**CALM, "running": "4", "finished": "+0.1", "tokens": "+4000"}
 LONG_STORM = {**LONG, "finished": "+0", "kv": "0.99", "preempted": "+8", "tokens": "+3000"}
-STARTS = {**COSTS_LITTLE, "prompts": "+900000", "finished": "+0.1", "preempted": "+20"}
+STARTS = {**COSTS_LITTLE, "prompts": "+900000", "finished": "+0", "preempted": "+20"}
 GONE: dict[str, str] = {}
 
 
@@ -63,6 +63,14 @@ def test_an_hour_of_storms_does_not_become_usual(tmp_path):
         ]
         == "critical"
     )
+
+
+def test_an_hour_of_standing_still_does_not_become_usual(tmp_path):
+    """Half of nothing is nothing: a level is of times in which tokens flow."""
+    stands = {**CALM, "finished": "+0", "tokens": "+0", "prompts": "+0", "steps": "+0", "between": "+0"}
+    harmful = {**COSTS_LITTLE, "tokens": "+40000"}
+    alerts = ends(tmp_path, (CALM, 30), (stands, 120), (harmful, 20))
+    assert alerts["VllmNativeModelPreemptionThrash"] == "critical"
 
 
 def test_a_server_of_which_nothing_has_finished_yet_is_young(tmp_path):
