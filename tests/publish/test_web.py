@@ -500,3 +500,22 @@ def test_a_fault_of_our_own_is_logged(caplog):
 
     assert asyncio.run(scenario()) == (500, False)
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/page.css"])
+@pytest.mark.parametrize(
+    ("accepted", "packed"),
+    [
+        ("gzip", True),
+        ("br;q=1.0, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, identity", False),
+        ("xgzip", False),
+        ("identity", False),
+    ],
+)
+def test_an_answer_is_packed_for_those_who_accept_it(path, accepted, packed):
+    """A weight of 0 refuses it."""
+    answer = get(path, BODY, headers={"Accept-Encoding": accepted})
+    assert (answer.headers.get("Content-Encoding") == "gzip") is packed
+    assert (answer.body[:2] == b"\x1f\x8b") is (answer.headers.get("Content-Encoding") == "gzip")

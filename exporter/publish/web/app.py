@@ -5,6 +5,7 @@ import errno
 import gzip
 import http
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -42,6 +43,7 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
 }
 _ANY_IPV4: Final = "0.0.0.0"  # noqa: S104 (asked for)
+_NO_WEIGHT: Final = re.compile(r"q\s*=\s*0(?:\.0*)?")
 _READS: Final = frozenset({"GET", "HEAD"})
 _NOT_KEPT: Final = "no-store"
 _KEPT: Final = "public, max-age=31536000, immutable"
@@ -116,9 +118,18 @@ def _page_routes(page: Page, visited: Callable[[], None]) -> list[web.RouteDef]:
 def _answer(request: web.Request, answer: Answer, kept: str) -> web.Response:
     """Send an answer that was made before, compressed if the client accepts that."""
     headers = {"Content-Type": answer.content_type, "Cache-Control": kept, "Vary": "Accept-Encoding"}
-    if "gzip" in request.headers.get("Accept-Encoding", ""):
+    if _takes_gzip(request):
         return web.Response(body=answer.packed, headers=headers | {"Content-Encoding": "gzip"})
     return web.Response(body=answer.body, headers=headers)
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    """Whether the client accepts gzip: named, and not with a weight of 0."""
+    for part in request.headers.get("Accept-Encoding", "").lower().split(","):
+        coding, _, weight = part.partition(";")
+        if coding.strip() == "gzip":
+            return not _NO_WEIGHT.fullmatch(weight.strip())
+    return False
 
 
 async def _packed(request: web.Request, body: bytes, content_type: str) -> web.Response:
@@ -126,10 +137,11 @@ async def _packed(request: web.Request, body: bytes, content_type: str) -> web.R
     headers = {"Content-Type": content_type}
     if len(body) < _COMPRESS_APART:
         response = web.Response(body=body, headers=headers)
-        response.enable_compression()
+        if _takes_gzip(request):
+            response.enable_compression()
         return response
     headers["Vary"] = "Accept-Encoding"
-    if "gzip" in request.headers.get("Accept-Encoding", ""):
+    if _takes_gzip(request):
         headers["Content-Encoding"] = "gzip"
         running = asyncio.get_running_loop()
         body = await running.run_in_executor(None, gzip.compress, body, _FAST)
