@@ -23,7 +23,7 @@ _BURST_TOKENS: Final = "generation_tokens_in_burst_per_second"
 
 def preemption_thrash(s: Situation, current: bool) -> tuple[Evidence, ...] | None:
     """Preemptions with little completed work."""
-    if not current and s.long.preempted <= 0:
+    if not current and (s.long.preempted <= 0 or not _may_be_short(s)):
         return None
     if not s.busy or _is_not_kv(s) or steps_are_full(s) or is_compute_bound(s) or deferred_holds_the_pool(s):
         return None
@@ -138,6 +138,15 @@ def _starved(s: Situation) -> tuple[Evidence, ...] | None:
     return None
 
 
+def _may_be_short(s: Situation) -> bool:
+    """Whether KV was not roomy lately, or a request waited: an engine with little to do is in no storm."""
+    start = s.history.recent_start(s.thresholds.burst_window / 2)
+    usage = s.history.highest("kv_usage", start)
+    return bool(s.history.highest("requests_waiting", start)) or (
+        usage is None or usage >= s.thresholds.kv_roomy
+    )
+
+
 def _preempted_often(s: Situation) -> bool:
     """Whether each running request is preempted so often that an answer of any length suffers."""
     rate, running = s.signals.preemptions_per_second, s.signals.requests_running
@@ -149,6 +158,7 @@ def _still_thrashing(s: Situation) -> tuple[Evidence, ...] | None:
     storm = _goes_on(s) and not _answers_are_long(s)
     starved = (
         s.tokens_fell is True
+        and _may_be_short(s)
         and max(s.long.counted, s.long.inferred) > 0
         and s.half_minute.finished <= max(1.0, s.half_minute.preempted)
     )

@@ -315,6 +315,25 @@ def test_fewer_users_with_longer_contexts_are_not_starved():
     assert severities(scene) <= {"none", "info"}
 
 
+def test_a_storm_that_is_over_does_not_come_back_with_the_next_request():
+    """The engine was idle in between; the counts of the last minute are those of the storm."""
+    stage = Stage(cache=POOL)
+    stage.play(120, **BUSY)
+    assert THRASH in verdicts(stage.play(60, **STORM))
+    after = stage.play(8) + stage.play(120, running=1, kv=0.05, tokens=20, finished=0.1)
+    assert THRASH not in verdicts(after[8:])
+
+
+@pytest.mark.parametrize("kv", [0.3, 0.9])
+def test_a_storm_that_comes_back_is_seen_again(kv):
+    """It was idle, or quiet, for some seconds: the pool fills at once."""
+    stage = Stage(cache=POOL)
+    stage.play(120, **BUSY)
+    stage.play(60, **STORM)
+    stage.play(8) if kv < 0.5 else stage.play(40, **BUSY | {"kv": kv})
+    assert first(stage.play(60, **STORM), THRASH) <= 12
+
+
 # Facts of the configuration that change the advice of one and the same storm.
 
 
