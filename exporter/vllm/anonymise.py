@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from exporter.vllm.answers import VERSION, read_version
+from exporter.vllm.names import CACHE_CONFIG
 
 __all__ = ["anonymise", "anonymise_probes"]
 
@@ -20,7 +21,7 @@ _WORD_LABELS: Final = frozenset(
 )
 _NUMBER_LABELS: Final = frozenset(b"engine le max_lora pid position quantile".split())
 # Any number of these series is a setting of vLLM's, whatever a new release calls its label.
-_SETTINGS: Final = b"cache_config_info"
+_SETTINGS: Final = CACHE_CONFIG.encode()
 _LIST_LABELS: Final = frozenset({b"running_lora_adapters", b"waiting_lora_adapters"})
 # The word before a hash, where the label's name is not short and plain.
 _HASH_WORDS: Final = {
