@@ -75,9 +75,7 @@ def test_the_exporter_follows_the_scenario(monkeypatch):
 
     async def until_the_verdict():
         showing = asyncio.create_task(demo.show(config, lines.append, scenario="storm", seconds=None))
-        await sooner_or_later(
-            lambda: any(each.endswith("preemption_thrash (critical)") for each in lines), "it"
-        )
+        await sooner_or_later(lambda: any("preemption_thrash (" in each for each in lines), "the verdict")
         showing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await showing
