@@ -11,7 +11,7 @@ from bench.judge.recovery import Recovery, recovery_of, with_recovery
 from bench.judge.summary import summarize
 from bench.judge.trial import play, trial
 
-SEEDS = range(1, 41)
+SEEDS = range(1, 21)
 
 
 def test_a_seed_gives_the_same_scenario():
@@ -22,13 +22,13 @@ def test_a_seed_gives_the_same_scenario():
 
 @pytest.mark.long
 def test_the_rules_are_not_worse_than_they_were():
-    """Floors a little below what the first forty seeds reached."""
+    """Floors a little below what the first twenty seeds reached."""
     found = [outcome(seed) for seed in SEEDS]
     summary = summarize(found)
     wrong = [(o.seed, o.family, o.verdict) for o in found if not o.right]
     assert summary.accuracy >= 0.9, wrong
-    assert summary.false_pages <= 0.025, [o.seed for o in found if o.false_page]
-    assert summary.missed_pages <= 0.025, [o.seed for o in found if o.missed_page]
+    assert summary.false_pages <= 0.05, [o.seed for o in found if o.false_page]
+    assert summary.missed_pages <= 0.05, [o.seed for o in found if o.missed_page]
     assert summary.flaps <= 1
 
 
