@@ -1,19 +1,27 @@
 """The component adds the exporter to a workload, and changes nothing else about it."""
 
 import copy
+import re
+import subprocess
+from pathlib import Path
 
 import pytest
+import yaml
 from support.cluster import (
     EXAMPLES,
     LABEL,
     NAME,
+    ROOT,
     VERSIONS,
     built,
     containers,
     exporter,
     one,
     pod,
+    program,
     quality,
+    snippets,
+    template,
     validate,
     with_sidecar,
 )
@@ -24,6 +32,9 @@ from exporter.config import WebConfig
 pytestmark = pytest.mark.programs
 
 FORMS = ("component", "component-plain-container")
+KINDS = ("Deployment", "StatefulSet", "DaemonSet", "Job", "Pod", "LeaderWorkerSet")
+FITTING = [*((FORMS[0], kind) for kind in KINDS), *((FORMS[1], kind) for kind in KINDS[:3])]
+INSTALL = ROOT / "docs/install.md"
 SAME = {"cpu": "4", "memory": "8Gi"}
 
 
@@ -47,17 +58,27 @@ def workload(kind="Deployment", labels=LABEL, **spec):
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         **spec,
     }
-    own = {"serviceName": "vllm"} if kind == "StatefulSet" else {}
+    pods = {"metadata": {"labels": {"app": "vllm"}}, "spec": template}
+    selected = {"selector": {"matchLabels": {"app": "vllm"}}, "template": pods}
+    version, spec = {
+        "Deployment": ("apps/v1", {"replicas": 2, **selected}),
+        "StatefulSet": ("apps/v1", {"replicas": 2, **selected, "serviceName": "vllm"}),
+        "DaemonSet": ("apps/v1", selected),
+        "Job": ("batch/v1", {"template": {**pods, "spec": {**template, "restartPolicy": "Never"}}}),
+        "Pod": ("v1", template),
+        "LeaderWorkerSet": (
+            "leaderworkerset.x-k8s.io/v1",
+            {
+                "replicas": 2,
+                "leaderWorkerTemplate": {"size": 2, "leaderTemplate": pods, "workerTemplate": pods},
+            },
+        ),
+    }[kind]
     return {
-        "apiVersion": "apps/v1",
+        "apiVersion": version,
         "kind": kind,
         "metadata": {"name": "vllm", "labels": dict(labels)},
-        "spec": {
-            "replicas": 2,
-            "selector": {"matchLabels": {"app": "vllm"}},
-            "template": {"metadata": {"labels": {"app": "vllm"}}, "spec": template},
-            **own,
-        },
+        "spec": copy.deepcopy(spec),
     }
 
 
@@ -70,7 +91,8 @@ def without_exporter(given):
     if not spec["initContainers"]:
         del spec["initContainers"]
     spec["volumes"] = [each for each in spec["volumes"] if not each["name"].startswith(NAME)]
-    del bare["spec"]["template"]["metadata"]["labels"][NAME]
+    if given["kind"] != "Pod":  # a pod has the label itself
+        del template(bare)["metadata"]["labels"][NAME]
     return bare
 
 
@@ -80,8 +102,7 @@ DOWNLOADS = [
 ]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+@pytest.mark.parametrize(("form", "kind"), FITTING)
 @pytest.mark.parametrize("more", [{}, {"initContainers": DOWNLOADS}], ids=["alone", "with init containers"])
 def test_nothing_else_changes(form, kind, more, tmp_path):
     """Engine, other containers, their order, the selector and every field of the pod are as before."""
@@ -89,6 +110,69 @@ def test_nothing_else_changes(form, kind, more, tmp_path):
     (after,) = with_sidecar(tmp_path, [before], form)
     assert without_exporter(after) == before
     assert exporter(after)
+    assert LABEL.items() <= template(after)["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("kind", KINDS[2:])
+def test_every_kind_gets_the_same_as_a_deployment(kind, tmp_path):
+    """The same container, behind the pod's own init containers, and the volume that hides the token."""
+    wanted, added = (
+        with_sidecar(tmp_path / each, [workload(each, initContainers=DOWNLOADS)])[0]
+        for each in ("Deployment", kind)
+    )
+    assert exporter(added) == exporter(wanted)
+    assert pod(added)["initContainers"][-1]["name"] == NAME
+    names = [sorted(each["name"] for each in pod(one)["volumes"]) for one in (added, wanted)]
+    assert names[0] == names[1] == ["shm", f"{NAME}-no-token"]
+
+
+def counted(folder):
+    """What the command of the guide prints."""
+    (command,) = re.findall(
+        "^kubectl kustomize . .*grep.*$", INSTALL.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    path = f"{Path(program('kubectl')).parent}:/usr/bin:/bin"
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize(("form", "kind"), FITTING)
+def test_the_containers_are_counted(form, kind, tmp_path):
+    """One more where the component applies."""
+    before = workload(kind, initContainers=DOWNLOADS)
+    (after,) = with_sidecar(tmp_path, [before], form)
+    assert len(containers(pod(after))) == len(containers(pod(before))) + 1
+    assert counted(tmp_path) == "1"
+
+
+@pytest.mark.parametrize("kind", KINDS[:1] + KINDS[-1:])
+def test_the_count_shows_that_nothing_was_added(kind, tmp_path):
+    """The label is on the pod template only, which kustomize cannot select."""
+    before = workload(kind, labels={})
+    template(before)["metadata"]["labels"].update(LABEL)
+    assert with_sidecar(tmp_path, [before]) == [before]
+    assert counted(tmp_path) == "0"
+
+
+def test_a_leader_gets_its_environment_by_the_patch_of_the_guide(tmp_path):
+    """And keeps its containers."""
+    (patch,) = [text for text in snippets(INSTALL, "yaml") if "kind: LeaderWorkerSet" in text]
+    (before,) = with_sidecar(tmp_path / "without", [workload("LeaderWorkerSet")])
+    folder = tmp_path / "with"
+    with_sidecar(folder / "base", [workload("LeaderWorkerSet")])
+    text = yaml.safe_dump({"resources": ["base"], **yaml.safe_load(patch)})
+    (folder / "kustomization.yaml").write_text(text, encoding="utf-8")
+    (after,) = built(folder)
+    assert exporter(after).pop("env") == [{"name": "VLLM_PRESSURE_ENGINE_ARGS", "value": "--max-num-seqs 64"}]
+    assert after == before
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -178,14 +262,17 @@ def test_the_forms_differ_only_in_kind_and_place(tmp_path):
 def test_the_schema_accepts_it(form, oldest, tmp_path):
     """From the oldest version that it is meant for to the newest known."""
     for version in (oldest, VERSIONS[-1]):
-        for resource in with_sidecar(tmp_path, [workload(), workload("StatefulSet")], form):
+        kinds = [kind for one_form, kind in FITTING if one_form == form and kind != "LeaderWorkerSet"]
+        for resource in with_sidecar(tmp_path, map(workload, kinds), form):
             validate(resource, version)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_applied_twice_it_is_there_once(form, tmp_path):
     """A base and an overlay may both name the component."""
-    once = with_sidecar(tmp_path / "once", [workload(initContainers=DOWNLOADS)], form)
+    kinds = [kind for one_form, kind in FITTING if one_form == form]
+    given = [workload(kind, initContainers=DOWNLOADS) for kind in kinds]
+    once = with_sidecar(tmp_path / "once", given, form)
     assert with_sidecar(tmp_path / "twice", once, form) == once
 
 

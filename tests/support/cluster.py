@@ -62,7 +62,7 @@ def one(resources: Iterable[Resource], kind: str, name: str = "") -> Resource:
 
 def with_sidecar(folder: Path, workloads: Iterable[Resource], component: str = "component") -> list[Resource]:
     """Build workloads with a component applied, in a folder of the test."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "workloads.yaml").write_text(yaml.safe_dump_all(workloads), encoding="utf-8")
     # kustomize needs a path relative to the folder: copy the component there.
     shutil.copytree(KUSTOMIZE / component, folder / component, dirs_exist_ok=True)
@@ -71,9 +71,18 @@ def with_sidecar(folder: Path, workloads: Iterable[Resource], component: str = "
     return built(folder)
 
 
+def template(workload: Mapping[str, Any]) -> Resource:
+    """Return the pod's template of a workload, or a leader's; a pod itself."""
+    if workload["kind"] == "Pod":
+        return dict(workload)
+    if workload["kind"] == "LeaderWorkerSet":
+        return workload["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+    return workload["spec"]["template"]
+
+
 def pod(workload: Mapping[str, Any]) -> Resource:
     """Return the pod's spec of a workload."""
-    return workload["spec"]["template"]["spec"]
+    return template(workload)["spec"]
 
 
 def containers(spec: Mapping[str, Any]) -> list[Resource]:
