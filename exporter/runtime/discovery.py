@@ -30,6 +30,8 @@ SOURCES: Final[tuple[SourceName, ...]] = ("static", "dns", "file_sd")
 
 # Time limit of a look-up; targets stay when it ends.
 LOOK_UP_SECONDS: Final = 10.0
+# A changed YAML file counts when it stayed the same for this long.
+SETTLE_SECONDS: Final = 5.0
 # A thousand targets with labels are some 200 KiB.
 MOST_FILE_BYTES: Final = 16 << 20
 MOST_LABELS: Final = 24
@@ -213,13 +215,15 @@ class _File:
     stamp: Stamp | None = None
     targets: Sequence[Target] = ()
     trouble: str = ""
+    unsure: Stamp | None = None  # stamp of a text that may be half of what its writer means
 
 
 class FileSource(Source):
     """Files in Prometheus' ``file_sd`` format.
 
     The targets of a deleted file end. A file that is unreadable, empty or invalid keeps its targets: its
-    writer may not have finished.
+    writer may not have finished. Half of a YAML file can be valid: one that has changed, or ends within a
+    line, counts only if the next look finds the same.
     """
 
     name = "file_sd"
@@ -244,6 +248,8 @@ class FileSource(Source):
             elif before.trouble:
                 log.info("reading targets again file=%s", path)
         self._files = files
+        unsure = any(file.unsure for file in files.values())
+        self.every = min(self.config.refresh, SETTLE_SECONDS) if unsure else self.config.refresh
         self.targets = tuple(target for file in files.values() for target in file.targets)
 
     def _read_all(self) -> dict[str, _File]:
@@ -257,7 +263,12 @@ class FileSource(Source):
                 return known
             with Path(path).open("rb") as file:
                 text = file.read(MOST_FILE_BYTES + 1)
-            return _File(stamp, tuple(self._targets(text, path)))
+            targets = tuple(self._targets(text, path))
+            ends_in_a_line = not text.rstrip(b" ").endswith((b"\n", b"]"))
+            half = not path.endswith(".json") and (ends_in_a_line or known != _File())
+            if half and stamp != known.unsure:
+                return replace(known, stamp=None, trouble="", unsure=stamp)
+            return _File(stamp, targets)
         except OSError as problem:
             return replace(known, stamp=None, trouble=(problem.strerror or "unreadable").lower())
         except ValueError as problem:

@@ -319,6 +319,40 @@ def test_a_broken_file_keeps_what_it_said_last(tmp_path, caplog, text):
     assert str(path) in warnings(caplog)[0]
 
 
+@pytest.mark.parametrize("known", ["[]", YAML[: YAML.rindex("- targets")], YAML])
+def test_no_cut_of_a_yaml_file_changes_a_target(tmp_path, known):
+    """Wherever its writer has come to, what was known stays until two looks find the same."""
+    path = tmp_path / "t.yml"
+    whole = YAML + "- targets: [127.0.0.1:8000]\n- targets:\n  - 127.0.0.2:8000\n"
+
+    async def scenario():
+        path.write_text(known)
+        source = files(tmp_path, "t.yml")
+        await source.look()
+        before = source.targets
+        for cut in range(1, len(whole) + 1):
+            path.write_text(whole[:cut])
+            await source.look()
+            assert source.targets == before, whole[:cut]
+        await source.look()
+        return named(source)
+
+    assert asyncio.run(scenario()) == [
+        "vllm-0:8000", "vllm-1:8000", "vllm-2:443", "127.0.0.1:8000", "127.0.0.2:8000",
+    ]  # fmt: skip
+
+
+def test_a_new_yaml_file_that_ends_within_a_line_counts_at_the_second_look(tmp_path):
+    """Its last address may be half of one: a token for the whole one must not go there."""
+    path = tmp_path / "t.yml"
+    path.write_text("- targets:\n  - 127.0.0.1:80")
+    source = files(tmp_path, "t.yml", refresh=600.0)
+    assert looked(source) == [[]]
+    assert source.every == 5.0
+    assert looked(source) == [["127.0.0.1:80"]]
+    assert source.every == 600.0
+
+
 def test_an_empty_list_has_no_targets(tmp_path):
     """That is how all of them are taken away."""
     (tmp_path / "t.json").write_text("[]")
