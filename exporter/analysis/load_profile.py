@@ -6,10 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
 from exporter.analysis.lengths import LengthHistogram
+from exporter.config import as_number
 
 __all__ = ["LoadProfile", "StepSlice", "too_little_seen"]
 
 _DIGITS: Final = 6
+_MOST: Final = 1e18  # more than any number of a document
 # Less than this is no basis for a forecast.
 _LEAST_SECONDS: Final = 30.0
 _LEAST_FINISHED: Final = 30.0
@@ -86,15 +88,32 @@ class LoadProfile:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "LoadProfile":
-        """Read the JSON document; unknown keys are ignored, missing ones unknown or 0."""
+        """Read the JSON document; unknown keys are ignored, missing ones unknown or 0.
+
+        Raises:
+            AttributeError, KeyError, TypeError, ValueError: a value of the document is invalid.
+        """
         known: dict[str, Any] = {each.name: document.get(each.name) for each in fields(cls)}
-        known |= {name: float(known[name] or 0.0) for name in _NUMBERS}
-        known |= {name: _histogram(known[name]) for name in ("prompt_tokens", "output_tokens")}
-        known["steps"] = tuple(StepSlice(*map(float, values)) for values in document.get("steps") or ())
-        return cls(**known)
+        lengths = {name: _histogram(known.pop(name)) for name in ("prompt_tokens", "output_tokens")}
+        steps = tuple(StepSlice(*map(_amount, values)) for values in known.pop("steps") or ())
+        numbers: dict[str, Any] = {
+            name: None if value is None else _amount(value) for name, value in known.items()
+        }
+        numbers |= {name: numbers[name] or 0.0 for name in _NUMBERS}
+        whole = {name: None if numbers[name] is None else int(numbers[name]) for name in _WHOLE}
+        return cls(**(numbers | whole | lengths | {"steps": steps}))
 
 
 _NUMBERS: Final = tuple(each.name for each in fields(LoadProfile) if each.type is float)
+_WHOLE: Final = ("num_gpu_blocks", "block_size")
+
+
+def _amount(value: object) -> float:
+    """Return a number of the document; raises ValueError for any other value."""
+    number = as_number(value)
+    if number is None or not 0 <= number <= _MOST:
+        raise ValueError(f"expected a number from 0 to {_MOST:g}, got {value!r:.40}")
+    return float(number)
 
 
 def _buckets(lengths: LengthHistogram | None) -> dict[str, Any] | None:
@@ -110,9 +129,10 @@ def _histogram(document: Mapping[str, Any] | None) -> LengthHistogram | None:
     if not document:
         return None
     buckets = tuple(
-        (math.inf if bound is None else float(bound), float(inside)) for bound, inside in document["buckets"]
+        (math.inf if bound is None else _amount(bound), _amount(inside))
+        for bound, inside in document["buckets"]
     )
     count, mean = sum(inside for _, inside in buckets), document.get("mean")
-    total = None if mean is None else float(mean) * count
+    total = None if mean is None else _amount(mean) * count
     produced = document.get("produced")
-    return LengthHistogram(buckets, count, total, None if produced is None else float(produced))
+    return LengthHistogram(buckets, count, total, None if produced is None else _amount(produced))

@@ -11,8 +11,8 @@ from exporter.analysis.pipeline import TargetReading
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS
 from exporter.commands._timeline import SIGNALS
+from exporter.publish.inert import inert
 from exporter.publish.status import engine_names
-from exporter.publish.terminal import inert
 
 __all__ = ["History"]
 

@@ -4,6 +4,8 @@ import sys
 from enum import IntEnum
 from typing import Final
 
+from exporter.publish.inert import inert
+
 __all__ = ["PROGRAM", "CommandError", "ExitStatus", "UsageError", "complain", "reason"]
 
 PROGRAM: Final = "vllm-preemption-exporter"
@@ -28,8 +30,8 @@ class UsageError(CommandError):
 
 
 def complain(text: str) -> None:
-    """Print an error for the user to standard error."""
-    print(f"{PROGRAM}: {text}", file=sys.stderr)
+    """Print an error for the user to standard error; it may hold names that a server or a file made up."""
+    print(f"{PROGRAM}: " + "\n".join(map(inert, text.split("\n"))), file=sys.stderr)
 
 
 def reason(problem: OSError, *, with_file: bool = True) -> str:

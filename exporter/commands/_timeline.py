@@ -9,8 +9,8 @@ from exporter.analysis.pipeline import Pipeline, TargetReading
 from exporter.analysis.words import WORDS
 from exporter.commands._forecasts import forecast_due
 from exporter.config import Config, parse_facts
+from exporter.publish.inert import inert
 from exporter.publish.status import engine_names
-from exporter.publish.terminal import inert
 from exporter.vllm.answers import from_header
 from exporter.vllm.recording import Header, read
 

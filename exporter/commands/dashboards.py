@@ -19,6 +19,7 @@ from exporter.commands._outcome import CommandError, ExitStatus
 from exporter.config import Config
 from exporter.config.labels import is_label_name
 from exporter.publish.alerts.table import RUNBOOK_BASE
+from exporter.publish.inert import inert
 
 __all__ = ["adapt", "add_arguments", "run"]
 
@@ -88,7 +89,9 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise CommandError(f"{TOKEN}: expected visible ASCII characters without spaces, got others")
         with contextlib.closing(Grafana(options.grafana, token)) as grafana:
-            yield from grafana.push(documents.values(), options.folder, overwrite=options.overwrite)
+            yield from map(
+                inert, grafana.push(documents.values(), options.folder, overwrite=options.overwrite)
+            )
 
 
 def adapt(name: str, runbook_base: str = "", server_label: str = "pod") -> Json:

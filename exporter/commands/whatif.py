@@ -20,6 +20,7 @@ from exporter.commands._simulation import add_engine_arguments, engine_changes, 
 from exporter.commands._timeline import feed_recording
 from exporter.config import Config, add_flags
 from exporter.net.urls import shown_url
+from exporter.publish.inert import inert
 from exporter.publish.json_text import json_text
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation import worker
@@ -139,7 +140,7 @@ def _forecast(options: argparse.Namespace, config: Config, name: str, present: P
         )
     if options.json:
         return json_text(worker.to_dict(name, present, result), indent=2)
-    return worker.to_text(name, present, result).rstrip("\n")
+    return "\n".join(map(inert, worker.to_text(name, present, result).rstrip("\n").split("\n")))
 
 
 def _present(options: argparse.Namespace, config: Config) -> tuple[str, Present]:
@@ -148,10 +149,23 @@ def _present(options: argparse.Namespace, config: Config) -> tuple[str, Present]
     if source is None and (options.rate is not None or options.clients is not None):
         return "", _described(options, ())
     if source is None or source.startswith(("http://", "https://")):
-        return _choose(_status_of_exporter(source or _HERE), options)
+        return _read_answer(source or _HERE, options)
     if source.endswith((".csv", ".json")):
         return "", _described(options, read_workload(source))
     return _choose(_status_of_recording(Path(source), options.at, config), options)
+
+
+def _read_answer(url: str, options: argparse.Namespace) -> tuple[str, Present]:
+    """Read the status of a running exporter, or of whatever answers in its place."""
+    target = _status_of_exporter(url)
+    try:
+        return _choose(target, options)
+    except PresentError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        raise PresentError(
+            f"{shown_url(url)}: the answer is not the status of an exporter: {problem}"
+        ) from problem
 
 
 def _choose(target: Mapping[str, Any], options: argparse.Namespace) -> tuple[str, Present]:

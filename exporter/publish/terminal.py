@@ -13,9 +13,10 @@ from exporter.analysis.relief import NOW, limit_words, loss, paid, relief
 from exporter.analysis.target_verdict import REACHABLE
 from exporter.analysis.words import WORDS, label, number
 from exporter.publish.alerts.table import NUMBERS
+from exporter.publish.inert import inert
 from exporter.publish.status import effects, engine_names, inputs_of, ranking, verdicts
 
-__all__ = ["Paint", "coloured", "headline", "inert", "plain", "report"]
+__all__ = ["Paint", "coloured", "headline", "plain", "report"]
 
 Paint = Callable[[str, Severity], str]
 
@@ -136,10 +137,3 @@ def _evidence(evidence: Evidence) -> str:
 
 def _title(name: str) -> str:
     return name.replace("_", " ")
-
-
-def inert(text: str) -> str:
-    """Escape control characters, which a terminal would obey: names come from the server."""
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

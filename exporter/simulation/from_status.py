@@ -83,7 +83,10 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
         f"{describe_load(found.load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
     )
     known = _sources(status.get("limits") or {}, overrides or {})
-    fixes, assumptions = tuple(status.get("fixes") or ()), (*assumed, *found.assumed)
+    fixes = tuple(each for each in status.get("fixes") or () if isinstance(each["fix"], str))
+    if not all(isinstance(each.get("inputs") or {}, Mapping) for each in fixes):
+        raise PresentError("the inputs of a fix have an unexpected form")
+    assumptions = (*assumed, *found.assumed)
     return Present(found.load, engine, step_times, observed, assumptions, known, sentence, fixes)
 
 

@@ -139,7 +139,8 @@ def _rest_often(cores: float) -> None:
 
     def rest(_number: int, _frame: object) -> None:
         nonlocal last
-        time.sleep((time.process_time() - last) * (1 / (_DUTY * cores) - 1))
+        worked = time.process_time() - last  # below 0 where a second signal came in the midst of this line
+        time.sleep(max(0.0, worked) * (1 / (_DUTY * cores) - 1))
         last = time.process_time()
 
     signal.signal(signal.SIGPROF, rest)

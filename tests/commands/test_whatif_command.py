@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import aiohttp
@@ -16,6 +17,7 @@ from support import real_recordings
 from support.process import Command, until
 
 from exporter import cli
+from exporter.commands import whatif
 from exporter.commands._progress import progress_bar
 from exporter.config import Config, PollConfig, TargetConfig, WebConfig, WhatIfConfig
 from exporter.publish.web import forecasts
@@ -156,6 +158,35 @@ def test_a_failure_has_a_status_and_a_reason(run):
         if (status, out) != (expected, "") or reason not in err or "Traceback" in err:
             failures.append((words, status, out, err))
     assert not failures
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_no_answer_of_a_foreign_server_reaches_the_terminal(run, monkeypatch):
+    """Neither in the forecast nor in an error, and each answer that is no status is one line."""
+    status = json.loads((Path(__file__).parent.parent / "fuzz/corpus/status/storm").read_bytes())
+    (target,) = status["targets"]
+    target["engines"][HOSTILE] = engine = target["engines"].pop("0")
+    engine["limits"]["max_num_seqs"] = {"value": 32, "source": HOSTILE}
+
+    def answers(document, *options):
+        answer = SimpleNamespace(json=lambda: document, raise_for_status=lambda: None)
+        monkeypatch.setattr(whatif.requests, "get", lambda *_arguments, **_options: answer)
+        return run("http://127.0.0.1:9", *QUICK, *options)
+
+    status_code, out, err = answers(status)
+    assert (status_code, err, "\x1b" in out, r"engine \x1b]0;owned\x07\x1b[2J: 32 req" in out) == (
+        0,
+        "",
+        False,
+        True,
+    )
+    _, _, err = answers(status, "--engine", "zz")
+    assert r"one of the engines \x1b]0;owned\x07\x1b[2J, got zz" in err
+    for load in ({"steps": "none"}, {"steps": [[1]]}, [], 7, {**engine["load"], "inter_token_seconds": []}):
+        code, out, err = answers({"targets": [{"engines": {"0": {**engine, "load": load}}}]})
+        assert (code, out, err.count("\n")) == (1, "", 1)
 
 
 class Terminal(io.StringIO):

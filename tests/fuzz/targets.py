@@ -1,26 +1,48 @@
 """What is fuzzed, and what must hold for every input."""
 
+import argparse
+import copy
 import gzip
+import itertools
 import json
 import math
 import os
 import random
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import requests
 from support import real_recordings
 from support.metrics_text import text_of
 
 from exporter.analysis.pipeline import MAX_REMEMBERED, Pipeline
-from exporter.config import AnalysisConfig, ConfigError, describe, load
+from exporter.commands import whatif
+from exporter.config import (
+    AnalysisConfig,
+    ConfigError,
+    FileTargetsConfig,
+    WhatIfConfig,
+    describe,
+    load,
+    read_url,
+)
+from exporter.config.labels import is_label_name
+from exporter.publish.inert import inert
 from exporter.publish.json_text import json_text
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.status import status_object
 from exporter.publish.web.webconfig import read as read_web
+from exporter.runtime.discovery import FileSource
+from exporter.simulation import worker
+from exporter.simulation.engine_forecast import bounded, simulate_engine
+from exporter.simulation.from_status import PresentError
 from exporter.vllm import names
 from exporter.vllm.anonymise import anonymise
 from exporter.vllm.exposition import KNOWN, Exposition, ExpositionError, Reader, Snapshot
@@ -35,6 +57,15 @@ CORPUS = Path(__file__).parent / "corpus"
 LONGEST = 6000
 # Every so many inputs are held against prometheus-client, which takes much longer.
 DIFFERENTIAL = 2
+# Every so many statuses that can be simulated are.
+SIMULATED = 200
+RESERVED = frozenset({"model_name", "engine", "verdict"})
+VALUES = (
+    None, True, "", "\x1b[2J", "1e999", [], {}, [[]], [None], -1, 0, 1, 0.5, 1e-300, 1e18, 1e308, 10**400,
+    math.inf, math.nan, {"value": 1e308}, [[None, 1.0]], [[0.0, -1.0]],
+)  # fmt: skip
+# The times of changed files, in nanoseconds: two texts of equal length within a tick of the clock look alike.
+_STAMPS = itertools.count(10**18)
 
 
 def stored(name: str) -> list[bytes]:
@@ -238,9 +269,7 @@ class RecordingTarget(Target):
             gzip.compress(plain, 9, mtime=0),
             b"".join(gzip.compress(one, 9, mtime=0) for one in lines),
         ]
-        shared = Path("/dev/shm")
-        folder = shared if os.access(shared, os.W_OK) else None
-        self._file = tempfile.NamedTemporaryFile(dir=folder)  # noqa: SIM115 (as long as the target)
+        self._file = tempfile.NamedTemporaryFile(dir=_in_memory())  # noqa: SIM115 (as long as the target)
 
     def __call__(self, text: bytes) -> None:
         """Read one file."""
@@ -284,6 +313,83 @@ class ConfigurationTarget(Target):
                 load({key: shown[:200]}, {}, lambda _path: "")
 
 
+class TargetFilesTarget(Target):
+    """Files of targets, both forms: known targets stay until a text is certain, and each has a valid URL."""
+
+    def __init__(self) -> None:
+        self.seeds = stored("target_files")
+        folder = tempfile.mkdtemp(dir=_in_memory())
+        weakref.finalize(self, shutil.rmtree, folder)
+        self._paths = [Path(folder) / name for name in ("t.json", "t.yml")]
+        self._source = FileSource(FileTargetsConfig(files=(f"{folder}/t.*",)), RESERVED)
+        self._known: Mapping[str, Sequence[str]] = {}
+
+    def __call__(self, text: bytes) -> None:
+        """Write one text in both forms; look three times, as the first one may be in the midst of writing."""
+        for path in self._paths:
+            path.write_bytes(text)
+            os.utime(path, ns=(0, next(_STAMPS)))
+        for look in range(3):
+            files = self._source._read_all()
+            self._source._files = files
+            yaml = next(file for name, file in files.items() if name.endswith(".yml"))
+            targets = [target.config.url for target in yaml.targets]
+            assert look or targets == self._known or not self._known, "half a file counts"
+            for target in (target for file in files.values() for target in file.targets):
+                assert read_url(target.config.url) == target.config.url
+                assert all(is_label_name(name) and name not in RESERVED for name, _ in target.labels)
+                assert all(value.isprintable() for _, value in target.labels)
+        self._known = targets
+
+
+class StatusTarget(Target):
+    """Answers in the place of an exporter's status, as ``whatif URL`` reads them: a forecast, or why not."""
+
+    def __init__(self) -> None:
+        self.seeds = stored("status")
+        self._number = 0
+        self._options = argparse.Namespace(engine=None)
+        self._documents = [json.loads(seed) for seed in self.seeds]
+
+    def mutant(self, random_: random.Random) -> bytes:
+        """Half of the inputs are damaged bytes, half have other values in some places."""
+        if random_.random() < 0.5:
+            return super().mutant(random_)
+        document = copy.deepcopy(random_.choice(self._documents))
+        for _ in range(random_.choice((1, 1, 2, 4))):
+            place, holder, key = document, {"": document}, ""
+            while isinstance(place, dict | list) and place and random_.random() < 0.95:
+                holder, key = (
+                    place,
+                    random_.choice(list(place) if isinstance(place, dict) else range(len(place))),
+                )
+                place = holder[key]
+            holder[key] = copy.deepcopy(random_.choice(VALUES))
+        return json.dumps(document).encode()
+
+    def __call__(self, text: bytes) -> None:
+        """Read one answer; simulate some of them, for a moment."""
+        self._number += 1
+        answer = requests.Response()
+        answer.status_code, answer._content = 200, text
+        with patch.object(whatif.requests, "get", lambda *_arguments, **_options: answer):
+            try:
+                name, present = whatif._read_answer("http://a", self._options)
+            except PresentError:
+                return
+        engine = bounded(present)
+        if self._number % SIMULATED == 0:
+            thresholds = WhatIfConfig(seeds=1)
+            result = simulate_engine(engine, thresholds, [], (1.0, 1.0), None, map)
+            assert inert(worker.to_text(name, present, result).split("\n")[0]).isprintable()
+            json.loads(json_text(worker.to_dict(name, present, result)), parse_constant=refused)
+
+
+def _in_memory() -> Path | None:
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else None
+
+
 def _outcome(reading: Callable[[], object]) -> None:
     """Read, or be told all that is wrong."""
     try:
@@ -297,11 +403,13 @@ def _outcome(reading: Callable[[], object]) -> None:
 
 # Name -> target, and its share of the inputs: the dearer the fewer.
 TARGETS: Mapping[str, tuple[Callable[[], Target], float]] = {
-    "reader": (ReaderTarget, 0.3),
-    "sequence": (SequenceTarget, 0.3),
+    "reader": (ReaderTarget, 0.25),
+    "sequence": (SequenceTarget, 0.25),
     "pipeline": (PipelineTarget, 0.1),
-    "recording": (RecordingTarget, 0.2),
+    "recording": (RecordingTarget, 0.248),
     "configuration": (ConfigurationTarget, 0.1),
+    "target_files": (TargetFilesTarget, 0.05),
+    "status": (StatusTarget, 0.002),
 }
 
 

@@ -23,5 +23,5 @@ def test_every_stored_input_is_survived(name, path):
 def test_mutants_are_survived(name):
     """The same ones at every run; `make fuzz` looks for others. What is found is shown, to be stored."""
     outcome = run(name, SEED, seconds=SECONDS)
-    assert outcome.inputs > 100
+    assert outcome.inputs > 10
     assert not outcome.found, f"{outcome.found[0].problem}\n{outcome.found[0].input!r}"

@@ -22,6 +22,7 @@ from exporter import __version__
 from exporter.analysis import catalogue
 from exporter.analysis.relief import NOW
 from exporter.analysis.words import WORDS, label, number
+from exporter.publish.inert import inert
 from exporter.publish.json_text import json_text
 from exporter.publish.metrics.self_metrics import PollCounts
 from exporter.publish.page.target import target_section, target_table
@@ -29,7 +30,6 @@ from exporter.publish.page.text import SEVERITY_WORDS, clock_time, counted, shor
 from exporter.publish.page.timeline import COLUMNS, SECONDS
 from exporter.publish.page.view import TargetView, View, headline, shown_engines, shown_targets
 from exporter.publish.status import engine_names
-from exporter.publish.terminal import inert
 
 if TYPE_CHECKING:
     from jinja2 import Template

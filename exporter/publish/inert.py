@@ -1,0 +1,10 @@
+"""Keeps a terminal safe from foreign text."""
+
+__all__ = ["inert"]
+
+
+def inert(text: str) -> str:
+    """Escape control characters, which a terminal would obey: names come from the server."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
