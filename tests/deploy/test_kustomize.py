@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kubernetes_validate
 import pytest
+import yaml
 from cloudcoil.models.keda.v1alpha1 import ScaledObject
 from cloudcoil.models.prometheus_operator.v1 import PodMonitor, PrometheusRule
 from support.cluster import (
@@ -27,9 +28,11 @@ from support.cluster import (
     quality,
     snippets,
     validate,
+    with_sidecar,
 )
 from support.promtool import RULES
 
+from exporter.config import WebConfig, load
 from exporter.rules.options import JOB, NATIVE_JOB
 
 pytestmark = pytest.mark.programs
@@ -131,6 +134,27 @@ def test_the_pod_monitor_finds_the_ports():
     }
     assert jobs == {"vllm-pressure": JOB, "http": NATIVE_JOB}
     assert jobs.keys() <= ports
+
+
+def test_two_pods_of_one_node_have_ports_of_their_own(tmp_path):
+    """In the host's network: the patch of the page moves the port in all places, and only there."""
+    (patch,) = [text for text in snippets(KUSTOMIZE / "README.md", "yaml") if "LISTEN_ADDRESS" in text]
+    pair = [chart_deployment(name) for name in ("vllm-a", "vllm-b")]
+    for each in pair:
+        each["metadata"]["labels"] |= LABEL
+        pod(each)["hostNetwork"] = True
+    with_sidecar(tmp_path / "base", pair)
+    text = yaml.safe_dump({"resources": ["base"], **yaml.safe_load(patch)})
+    (tmp_path / "kustomization.yaml").write_text(text, encoding="utf-8")
+    first, second = (exporter(each) for each in built(tmp_path))
+    (environ,) = second.pop("env")
+    config = load({}, {environ["name"]: environ["value"]}, lambda _: "")
+    assert [each.pop("ports") for each in (first, second)] == [
+        [{"name": "vllm-pressure", "containerPort": port}] for port in (WebConfig().port, config.web.port)
+    ]
+    assert config.web.port != WebConfig().port
+    assert config.web.host == WebConfig().host
+    assert first == second  # its probe names the port
 
 
 def test_kube_prometheus_stack_sees_the_same_in_every_namespace():
