@@ -224,12 +224,48 @@ def test_the_dashboards_are_the_files():
         assert len(text.encode()) < MOST
 
 
-def test_the_policy_leaves_vllm_its_port():
-    """A policy that selects a pod closes all that it does not name."""
+def admitted(policy, port):
+    """Who may reach a port of a policy's pods; an empty mapping is anybody."""
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    return [
+        peer
+        for rule in policy["spec"]["ingress"]
+        if not rule.get("ports")
+        or any(each["port"] <= port <= each.get("endPort", each["port"]) for each in rule["ports"])
+        for peer in rule.get("from", [{}])
+    ]
+
+
+PROMETHEUS = {
+    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+}
+
+
+def test_the_policy_leaves_vllm_its_ports():
+    """It closes all that it does not name: each rank's port is open, and those among the pods of vLLM."""
     policy = one(built(KUSTOMIZE / "network-policy"), "NetworkPolicy")
     assert policy["spec"]["podSelector"]["matchLabels"] == LABEL
-    open_to_all = [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
-    assert [port["port"] for rule in open_to_all for port in rule["ports"]] == [8000]
+    ranks = one(built(EXAMPLES / "data-parallel"), "StatefulSet")
+    for container in pod(ranks)["containers"]:
+        assert {} in admitted(policy, container["ports"][0]["containerPort"])
+    workers = {"matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]}
+    among = [{"podSelector": {"matchLabels": LABEL}}, {"podSelector": workers}]
+    for port in (5600, 13345, 29500, 45678):
+        assert admitted(policy, port) == among
+    assert admitted(policy, WebConfig().port) == [*among, PROMETHEUS]
+
+
+def test_only_prometheus_reaches_the_central_exporter():
+    """Its pods are those of the Deployment."""
+    (policy,) = documents((EXAMPLES / "central/networkpolicy.yaml").read_text(encoding="utf-8"))
+    check(policy)
+    deployment = one(built(EXAMPLES / "central"), "Deployment")
+    assert policy["metadata"]["namespace"] == deployment["metadata"]["namespace"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert admitted(policy, WebConfig().port) == [PROMETHEUS]
+    assert admitted(policy, 8000) == []
 
 
 def test_what_the_chart_renders_gets_the_sidecar(tmp_path):
