@@ -32,6 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_LONGEST_LABEL = 1024
 _HOST_AND_PORT = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}(?:/[^\s]*)?", re.ASCII)
 
 
@@ -156,6 +157,8 @@ def _labels(given: Mapping[str, Any], allowed: Callable[[str], bool], which: str
             problems.append(f".{name}: expected the name of a label{which}")
         elif not isinstance(value, str) or not value.isprintable():
             problems.append(f".{name}: expected a printable text")
+        elif len(value) > _LONGEST_LABEL:
+            problems.append(f".{name}: expected at most {_LONGEST_LABEL} characters, got {len(value)}")
     if problems:
         raise Refused(*problems)
     return given

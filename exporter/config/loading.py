@@ -112,7 +112,8 @@ def _expand(labels: Mapping[str, str], environ: Mapping[str, str], problems: lis
     }
     problems += sorted(missing)
     filled = {name: _VARIABLE.sub(lambda found: environ.get(found[1], ""), labels[name]) for name in labels}
-    return {name: value for name, value in filled.items() if value}
+    known = {name: value for name, value in filled.items() if value}
+    return attempt(kinds.LABELS, known, "alertmanager.external_labels", problems) or {}
 
 
 def _overlay(

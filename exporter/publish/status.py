@@ -96,7 +96,11 @@ def engine_names(reading: TargetReading) -> Mapping[str, EngineReading]:
     named: dict[str, EngineReading] = {}
     for key, engine in reading.engines.items():
         name = key.name
-        named[f"{key.model}/{name}" if name in named else name] = engine
+        for other in (f"{key.model}/{name}", *(f"{key.model}/{name}#{n}" for n in range(2, len(named) + 2))):
+            if name not in named:
+                break
+            name = other
+        named[name] = engine
     return named
 
 

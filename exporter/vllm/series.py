@@ -211,8 +211,12 @@ def _meaning(name: str, labels: Mapping[str, str]) -> Series:
 
 @functools.lru_cache(maxsize=1024)
 def _engine_key(model: str, engine: str, replica: str) -> EngineKey:
-    """Return one object per engine, so that the fast reader compares most keys by identity."""
-    return EngineKey(model, engine, replica)
+    """Return one object per engine, so that the fast reader compares most keys by identity.
+
+    Two keys have two names: what is before the last ``/`` of an engine's label belongs to the replica.
+    """
+    outer, _, engine = engine.rpartition("/")
+    return EngineKey(model, engine, bounded("/".join(filter(None, (replica, outer)))))
 
 
 def _series(rank: int, row: names.Name, labels: Mapping[str, str]) -> Series:
@@ -254,7 +258,7 @@ def _cache_series(labels: Mapping[str, str]) -> Series:
     known = [names.version_key(since) for label, since in names.CACHE_LABEL_SINCE.items() if label in labels]
     return Series(
         kind="cache",
-        key=EngineKey("", bounded(labels.get("engine", "")), bounded(labels.get("ReplicaId", ""))),
+        key=_engine_key("", bounded(labels.get("engine", "")), bounded(labels.get("ReplicaId", ""))),
         version=max(known, default=()),
         cache=CacheConfig(
             **{field.name: _READ[field.type](labels.get(field.name, "")) for field in fields(CacheConfig)}

@@ -127,6 +127,19 @@ def test_what_is_wrong_is_said_with_its_key(case):
     assert "hush" not in problem
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"), [("a\nb", "printable"), ("\x1b[2J", "printable"), ("x" * 1025, "got 1025")]
+)
+def test_a_label_from_the_environment_is_checked_like_one_of_the_file(value, wanted):
+    """After its variable was replaced; the value is not repeated."""
+    with pytest.raises(ConfigError) as caught:
+        loaded("alertmanager: {external_labels: {pod: '${POD_NAME}'}}", {"POD_NAME": value})
+    (problem,) = caught.value.problems
+    assert problem.startswith("alertmanager.external_labels.pod: expected")
+    assert wanted in problem
+    assert value not in problem
+
+
 def test_labels_without_an_equals_sign_are_refused():
     """In a flag."""
     (problem,) = problems("", external_labels="cluster")

@@ -19,7 +19,7 @@ from support import bodies
 from support.metrics_text import scrape_of
 
 from exporter.analysis.pipeline import Pipeline
-from exporter.config import Config, Secret, TargetConfig, WebConfig
+from exporter.config import AnalysisConfig, Config, Secret, TargetConfig, WebConfig
 from exporter.publish.metrics.self_metrics import ExporterMetrics, PollCounts
 from exporter.publish.metrics.table import ReadingCollector
 from exporter.publish.page.renderer import Page, assets
@@ -519,3 +519,11 @@ def test_an_answer_is_packed_for_those_who_accept_it(path, accepted, packed):
     answer = get(path, BODY, headers={"Accept-Encoding": accepted})
     assert (answer.headers.get("Content-Encoding") == "gzip") is packed
     assert (answer.body[:2] == b"\x1f\x8b") is (answer.headers.get("Content-Encoding") == "gzip")
+
+
+def test_no_engine_hides_another_of_the_same_name():
+    """Names are made up by servers: a model's may look like a model and an engine."""
+    keys = [("m", "m"), ("a", None), ("m", None), ("m/m", "m"), ("m/m", None)]
+    engines = [bodies.engine("0", model=model, replica=replica, running=1, kv=0.5) for model, replica in keys]
+    reading = Pipeline(AnalysisConfig(), {}, 1.0).feed(1.0, bodies.body(*engines), None)
+    assert sorted(status_object(URL, reading, 1.0)["engines"]) == ["0", "m/0", "m/m/0", "m/m/0#2", "m/m/m/0"]

@@ -115,7 +115,7 @@ def engines(samples: list[Sample]) -> dict[tuple[str, str, str], Engine]:
         if row.kind == "buckets" and not _is_number(labels.get("le", "")):
             continue
         model = labels.get("model_name") or labels.get("model", "")
-        key = (model, labels.get("engine") or "0", labels.get("ReplicaId", ""))
+        key = (model, *_engine_and_replica(labels, "0"))
         found[key][row.reading].setdefault(rank, []).append((row, labels, value))
     caches = _cache_versions(samples)
     return {
@@ -131,8 +131,14 @@ def _cache_versions(samples: list[Sample]) -> dict[tuple[str, str], tuple[int, .
         if name in [prefix + names.CACHE_CONFIG for prefix in names.PREFIXES]:
             since = [names.version_key(names.CACHE_LABEL_SINCE.get(label, "0")) for label in labels]
             newest = max(since, default=())
-            caches[labels.get("ReplicaId", ""), labels.get("engine", "")] = () if newest == (0,) else newest
+            caches[_engine_and_replica(labels, "")[::-1]] = () if newest == (0,) else newest
     return caches
+
+
+def _engine_and_replica(labels: dict[str, str], without: str) -> tuple[str, str]:
+    """The engine, and its replica with what the engine's label has before its last slash."""
+    *outer, engine = (labels.get("engine") or without).split("/")
+    return engine, "/".join(filter(None, (labels.get("ReplicaId", ""), "/".join(outer))))
 
 
 def _is_number(text: str) -> bool:

@@ -300,6 +300,18 @@ def test_replicas_are_engines_of_their_own():
     }
 
 
+def test_two_engines_never_have_the_same_name():
+    """A slash in the label of an engine is one between replica and engine, or series come twice."""
+    engines = read(
+        'vllm:num_requests_running{model_name="m",engine="0",ReplicaId="a"} 3',
+        'vllm:num_requests_running{model_name="m",engine="a/0"} 5',
+        'vllm:num_requests_running{model_name="m",engine="b/0",ReplicaId="a"} 1',
+        'vllm:num_requests_running{model_name="m",engine="0",ReplicaId="a/b"} 1',
+        'vllm:num_requests_running{model_name="m",engine="0"} 1',
+    ).engines
+    assert sorted(key.name for key in engines) == ["0", "a/0", "a/b/0"]
+
+
 def test_the_model_label_of_triton_names_the_model():
     """Where ``model_name`` is not there."""
     assert list(read('vllm:num_requests_running{model="m",version="1"} 1').engines) == [EngineKey("m", "0")]
