@@ -1,6 +1,6 @@
 # Builds the exporter's image with any builder: docker build -t vllm-preemption-exporter .
 # Both stages have the same base, because the second copies the environment of the first.
-FROM python:3.13.14-slim-trixie AS base
+FROM python:3.13.16-slim-trixie@sha256:bf44cdfcb76cd3b41e879bc058fc37ec5872002ccfde7fcb765e218cde0cd79c AS base
 
 FROM base AS build
 WORKDIR /src

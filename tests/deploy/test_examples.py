@@ -58,6 +58,16 @@ def test_compose_fits_its_specification(names):
     compose_spec.PyCompose.from_yaml(text).validate()
 
 
+def test_compose_pins_what_others_publish():
+    """By a digest, with the version next to it; the exporter's image is built here."""
+    text = (COMPOSE / "compose.yaml").read_text(encoding="utf-8")
+    images = re.findall(r"^    image: (.*)$", text, re.MULTILINE)
+    images.remove(f"{NAME}:{__version__}")
+    assert len(images) == 4
+    for image in images:
+        assert re.fullmatch(r"[a-z/-]+@sha256:[0-9a-f]{64}  # v?\d+\.\d+\.\d+", image), image
+
+
 def test_compose_would_refuse_a_misspelt_key():
     """The check above can fail."""
     text = yaml.safe_dump(compose("compose.yaml")).replace("mem_limit", "memlimit")
