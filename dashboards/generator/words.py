@@ -82,7 +82,13 @@ FINDINGS: Final = mapping(
     {"none": "No findings"} | {name: finding.summary for name, finding in TABLE.findings.items()}
 )
 FIXES: Final = mapping({"none": "No change needed"} | {name: fix.title for name, fix in TABLE.fixes.items()})
-FLAGS: Final = mapping({"none": "-"} | {name: fix.flag_with("…") or "-" for name, fix in TABLE.fixes.items()})
+FLAGS: Final = mapping(
+    {"none": "-"}
+    | {
+        name: fix.flag_with("…", fix.flag_if_active and fix.flag_name + " {value}") or "-"
+        for name, fix in TABLE.fixes.items()
+    }
+)
 EFFECTS: Final = mapping({"none": "-"} | {name: fix.effect for name, fix in TABLE.fixes.items()})
 SEVERITIES: Final = mapping(
     {

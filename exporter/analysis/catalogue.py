@@ -139,6 +139,7 @@ class Fix:
     conditions: tuple[str, ...]
     risk: str
     since: str | None = None
+    flag_if_active: str | None = None  # the flag in its place where max_num_active_seqs is set
     may_harm: bool = False  # can make things worse: without a forecast it is advised last
     needs_short_kv: bool = False  # never advised unless KV blocks are, or just were, short
 
@@ -147,11 +148,18 @@ class Fix:
         """Whether this server restarts for it; more GPUs by a flag need that, more replicas do not."""
         return self.cost in {"flag", "numerics"} or (self.cost == "gpus" and self.flag is not None)
 
-    def flag_with(self, value: str | float | None) -> str | None:
-        """Return the flag to paste with its number, or with ``VALUE`` where the number is unknown."""
-        if self.flag is None:
-            return None
-        return self.flag.replace("{value}", UNKNOWN_VALUE if value is None else str(value))
+    @property
+    def flag_name(self) -> str:
+        """The flag without its number; two where it depends on the server. Empty without a flag."""
+        return " or, if set, ".join(form.split()[0] for form in (self.flag, self.flag_if_active) if form)
+
+    def flag_with(self, value: str | float | None, form: str | None = None) -> str | None:
+        """Return the flag to paste with its number, or with ``VALUE`` where the number is unknown.
+
+        `form` takes the place of the flag.
+        """
+        form = form or self.flag
+        return form and form.replace("{value}", UNKNOWN_VALUE if value is None else str(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from exporter.config import Fact, as_number, parse_facts
+from exporter.config import Fact, as_number, parse_facts, seat_limit
 from exporter.vllm.exposition import CacheConfig
 
 __all__ = ["SOURCES", "ServerFacts", "merge"]
@@ -33,6 +33,11 @@ class ServerFacts:
     def number(self, name: str) -> float | None:
         """Return a fact as a number; None where it is unknown or no number."""
         return as_number(self.facts.get(name))
+
+    @property
+    def seats(self) -> float | None:
+        """The most requests that run at once; None where no limit is known."""
+        return self.number(seat_limit(self.facts))
 
 
 def merge(

@@ -13,7 +13,7 @@ from exporter.analysis.history import History
 from exporter.analysis.lazy import lazy
 from exporter.analysis.pace import PaceWatch, computed_prompts
 from exporter.analysis.signals import Signals, mean_context
-from exporter.config import AnalysisConfig, as_number
+from exporter.config import AnalysisConfig, as_number, seat_limit
 from exporter.vllm.exposition import LoraState
 
 __all__ = ["CRAWLING", "TWICE_MATTERS", "Counts", "Queue", "Situation", "Steps", "Throughput", "uncounted"]
@@ -147,8 +147,8 @@ class Situation:
 
     @lazy
     def seats(self) -> float | None:
-        """`max_num_seqs`, or what takes its place."""
-        return self.number("max_num_active_seqs") or self.number("max_num_seqs")
+        """The most requests that run at once; None where no limit is known."""
+        return self.number(seat_limit(self.server_facts))
 
     @lazy
     def requests(self) -> float | None:

@@ -4,7 +4,7 @@ To add an option add a line to one of the dataclasses in ``sections.py``; flag, 
 the file, checks and `describe` follow from it. ``options.py`` explains how.
 """
 
-from exporter.config.facts import FACTS, Fact, as_number, parse_facts
+from exporter.config.facts import FACTS, Fact, as_number, parse_facts, seat_limit
 from exporter.config.kinds import read_url
 from exporter.config.loading import load
 from exporter.config.options import ConfigError, Option, Secret
@@ -33,5 +33,5 @@ __all__ = [
     "Config", "ConfigError", "DnsTargetsConfig", "EngineConfig", "Fact", "FileTargetsConfig",
     "LogConfig", "Option", "PollConfig", "Secret", "TargetConfig", "TlsConfig", "WebConfig",
     "WebFileConfig", "WhatIfConfig", "add_flags", "as_number", "describe", "flags_given", "load",
-    "parse_facts", "read_url",
+    "parse_facts", "read_url", "seat_limit",
 ]  # fmt: skip

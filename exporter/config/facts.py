@@ -17,7 +17,7 @@ from exporter.config.options import (
     whole,
 )
 
-__all__ = ["DAY", "FACTS", "HOUR", "MANY", "Fact", "as_number", "parse_facts"]
+__all__ = ["DAY", "FACTS", "HOUR", "MANY", "Fact", "as_number", "parse_facts", "seat_limit"]
 
 Fact: TypeAlias = bool | int | float | str
 
@@ -25,6 +25,12 @@ Fact: TypeAlias = bool | int | float | str
 def as_number(value: object) -> int | float | None:
     """A value that is a number; None for anything else, true and false included."""
     return value if type(value) in (int, float) else None  # type: ignore[return-value]
+
+
+def seat_limit(facts: Mapping[str, object]) -> str:
+    """Return the name of the setting that limits the running requests: the smaller one of the two."""
+    active, most = (as_number(facts.get(name)) for name in ("max_num_active_seqs", "max_num_seqs"))
+    return "max_num_active_seqs" if active and (not most or active <= most) else "max_num_seqs"
 
 
 MANY = 1 << 30  # more requests, tokens or blocks than any engine has

@@ -111,7 +111,7 @@ def _title(name: str, *, ranked: bool = True) -> str:
     fix = catalogue.load().fixes[name]
     flag = fix.flag
     if flag and "{value}" in flag:
-        flag = flag.split()[0] + ("{{ $value }}" if ranked else "")
+        flag = fix.flag_name + ("{{ $value }}" if ranked else "")
     return fix_line("", fix.title, flag, restarts=fix.restarts).removeprefix(". ")
 
 

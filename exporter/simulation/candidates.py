@@ -64,9 +64,7 @@ def singles(engine: Engine, pools: Mapping[str, float], replicas: int = 1) -> tu
 def seats_at(engine: Engine, seats: int) -> Candidate:
     """Return the engine with another number of seats."""
     fix = "lower_max_num_seqs" if seats < engine.max_num_seqs else "raise_max_num_seqs"
-    tokens = max(seats, engine.max_num_batched_tokens)
-    changed = replace(engine, max_num_seqs=seats, max_num_batched_tokens=tokens)
-    return Candidate(f"max_num_seqs {seats}", changed, 1, (fix,), "", seats)
+    return Candidate(f"max_num_seqs {seats}", replace(engine, max_num_seqs=seats), 1, (fix,), "", seats)
 
 
 def watermark_at(engine: Engine, share: float) -> Candidate:

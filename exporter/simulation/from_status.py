@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from exporter.analysis.lengths import LengthHistogram
 from exporter.analysis.load_profile import LoadProfile
-from exporter.config import as_number
+from exporter.config import as_number, seat_limit
 from exporter.simulation.calibration import Observed
 from exporter.simulation.identify import identify
 from exporter.simulation.load import Load
@@ -65,7 +65,11 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
     if not isinstance(document, Mapping):
         raise PresentError("the load of the engine is unknown: the exporter has not seen it at work yet")
     profile = LoadProfile.from_dict(document)
-    facts = {name: each.get("value") for name, each in (status.get("limits") or {}).items()}
+    limits = dict(status.get("limits") or {})
+    seats = limits.get(seat_limit({name: each.get("value") for name, each in limits.items()}))
+    if seats is not None:  # the simulated scheduler has one limit
+        limits["max_num_seqs"] = seats
+    facts = {name: each.get("value") for name, each in limits.items()}
     facts["block_size"] = profile.block_size
     longest = _whole(facts.get("max_model_len")) or _LONGEST
     prompts = _lengths(profile.prompt_tokens, "prompt", max(1, longest - 1))  # longer ones are refused
@@ -82,7 +86,7 @@ def present_from_status(status: Mapping[str, Any], overrides: Mapping[str, Any] 
     sentence = (
         f"{describe_load(found.load)}, as seen in {profile.window_seconds:.0f} s; {describe_engine(engine)}"
     )
-    known = _sources(status.get("limits") or {}, overrides or {})
+    known = _sources(limits, overrides or {})
     fixes = tuple(each for each in status.get("fixes") or () if isinstance(each["fix"], str))
     if not all(isinstance(each.get("inputs") or {}, Mapping) for each in fixes):
         raise PresentError("the inputs of a fix have an unexpected form")

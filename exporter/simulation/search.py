@@ -107,9 +107,9 @@ def _fewer(load: Load, engine: Engine) -> list[int]:
 
 
 def _more(load: Load, engine: Engine) -> list[int]:
-    """Return numbers of seats above the present one, at most one for each client."""
+    """Return numbers of seats above the present one, at most one for each client and each token of a step."""
     now = engine.max_num_seqs
-    most = max(2 * now, load.clients or 4 * now)
+    most = min(max(2 * now, load.clients or 4 * now), engine.max_num_batched_tokens)
     return sorted({min(most, math.ceil(now * times)) for times in _TIMES})
 
 

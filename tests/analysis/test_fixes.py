@@ -3,12 +3,17 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.scenes import Stage, advice, engine_of, fixes, situation, withheld
 
 from exporter.analysis import catalogue
 from exporter.analysis.fixes import advise
+from exporter.analysis.forecast import EngineForecast, FixForecast, Ratio
+from exporter.config.arguments import read
 
 BLOCKS_300 = {"kv_cache_size_tokens": 299 * 32, "block_size": 32, "cache_dtype": "auto"}
+ROOMY = {"kv_cache_size_tokens": 1_000_000, "block_size": 32}
 WORKLOAD = {
     "prompt_lengths": ({50: 0, 100: 11, 200: 28, 500: 64, math.inf: 64}, 14_913),
     "output_lengths": ({200: 0, 500: 40, 1000: 64, math.inf: 64}, 30_589),
@@ -198,7 +203,7 @@ def test_replicas_are_as_many_as_hold_all_that_runs_and_waits():
 
 def test_replicas_for_seats_are_counted_by_seats():
     """Ten and thirty of ten seats: four servers, three more."""
-    stage = Stage(cache={"kv_cache_size_tokens": 1_000_000, "block_size": 32}, max_num_seqs=10)
+    stage = Stage(cache=ROOMY, max_num_seqs=10)
     reading = stage.play(90, running=10, waiting=30, kv=0.1, tokens=900, finished=2, **WORKLOAD)[-1]
     assert engine_of(reading).judgement.verdict == "seat_bound"
     assert advice(reading, "add_replicas").value == 3
@@ -212,6 +217,67 @@ def test_more_seats_stop_where_the_cache_is_full():
     reading = stage.play(90, running=10, waiting=30, kv=0.4, tokens=900, finished=2, **WORKLOAD)[-1]
     one = advice(reading, "raise_max_num_seqs")
     assert one.value in (14, 15, 16)
+
+
+def test_more_seats_are_never_more_than_tokens_in_a_step_nor_fewer_tokens_than_seats():
+    """Neither is a pair that vLLM starts with."""
+    part = {"running": 10, "waiting": 30, "kv": 0.1, "tokens": 900, "finished": 2, **WORKLOAD}
+    few = Stage(cache=ROOMY, max_num_seqs=10, max_num_batched_tokens=16)
+    assert advice(few.play(90, **part)[-1], "raise_max_num_seqs").value == 16
+    none = Stage(cache=ROOMY, max_num_seqs=10, max_num_batched_tokens=10)
+    assert "max_num_batched_tokens" in reason(none.play(90, **part)[-1], "raise_max_num_seqs")
+    for tokens, value in ((64, 32), (63, None)):
+        stage = Stage(cache=ROOMY, max_num_seqs=32, max_num_batched_tokens=tokens)
+        stage.play(5)
+        found = advise(situation(stage), "healthy", ("suspect_out_of_memory",))
+        values = [one.value for one in found.fixes if one.fix == "lower_max_num_batched_tokens"]
+        assert values == ([] if value is None else [value])
+
+
+LIMITS = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 90)).filter(
+    lambda limits: limits[0] <= limits[1] <= limits[2]
+)
+
+
+@given(LIMITS, st.integers(1, 90), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_no_advice_about_seats_keeps_vllm_from_starting_or_leaves_the_limit_in_force(
+    limits, simulated, short
+):
+    """Active seats <= seats <= tokens in a step, as vLLM demands; and the smaller limit is what changes."""
+    active, most, tokens = limits
+    known = {"max_num_active_seqs": active, "max_num_seqs": most, "max_num_batched_tokens": tokens}
+    stage = Stage(cache=BLOCKS_300 if short else ROOMY, **known)
+    part = STORM if short else {"running": active, "waiting": 30, "kv": 0.1, "tokens": 900, "finished": 2}
+    stage.play(60, **part | {"running": lambda t: max(1, active if int(t) % 2 else active // 2)}, **WORKLOAD)
+    fix = "lower_max_num_seqs" if simulated < active else "raise_max_num_seqs"
+    one = FixForecast(
+        fix, "helps", min(simulated, tokens), Ratio(1.2, 1.3, 1.4), Ratio(0.8, 0.9, 1.0), score=1.4
+    )
+    for forecast in (None, EngineForecast(60.0, True, "", (one,))):
+        verdict = "preemption_thrash" if short else "seat_bound"
+        for each in advise(situation(stage), verdict, (), forecast=forecast).fixes:
+            if each.fix in ("lower_max_num_seqs", "raise_max_num_seqs"):
+                after = known | read(each.flag)
+                after = {name: int(value) for name, value in after.items()}
+                assert after["max_num_active_seqs"] == each.value
+                assert each.value <= after["max_num_seqs"] <= after["max_num_batched_tokens"]
+
+
+def test_the_limit_of_active_seats_is_the_one_that_is_named():
+    """4 of 64 seats are active: to 19 only that limit moves; beyond the seats both do."""
+    stage = Stage(cache=ROOMY, max_num_seqs=64, max_num_active_seqs=4)
+    part = {"running": 4, "waiting": 15, "kv": 0.1, "tokens": 900, "finished": 2, **WORKLOAD}
+    reading = stage.play(90, **part)[-1]
+    assert engine_of(reading).judgement.verdict == "seat_bound"
+    one = advice(reading, "raise_max_num_seqs")
+    assert (one.flag, one.inputs["max_num_active_seqs"]) == ("--max-num-active-seqs 19", 4)
+    stage = Stage(cache=ROOMY, max_num_seqs=8, max_num_active_seqs=4)
+    one = advice(stage.play(90, **part)[-1], "raise_max_num_seqs")
+    assert one.flag == "--max-num-seqs 19 --max-num-active-seqs 19"
+    both = storm(part=STORM | {"running": waves}, max_num_seqs=40, max_num_active_seqs=40)
+    one = advice(both, "lower_max_num_seqs")
+    assert one.flag == f"--max-num-active-seqs {one.value}"
 
 
 def test_a_shorter_maximum_is_what_the_pool_can_hold():

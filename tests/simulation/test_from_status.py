@@ -40,6 +40,13 @@ def status(limits=LIMITS, **load):
     return {"load": {**LOAD, **load}, "limits": limits}
 
 
+def test_the_smaller_limit_of_seats_is_simulated():
+    """With the source it has."""
+    present = present_from_status(status(LIMITS | {"max_num_active_seqs": 4}))
+    assert present.engine.max_num_seqs == 4
+    assert "max_num_seqs 4 (configuration)" in present.known
+
+
 def test_all_that_is_known_is_used():
     """Only what a load does not show is assumed."""
     present = present_from_status(status())

@@ -55,6 +55,15 @@ def test_more_seats_are_searched_up_to_the_number_of_clients():
     assert values["raise_max_num_seqs"] in range(28, 33)
 
 
+def test_more_seats_are_no_more_than_the_tokens_of_a_step():
+    """With more vLLM does not start."""
+    engine = Engine(num_gpu_blocks=9000, block_size=32, max_num_seqs=8, max_num_batched_tokens=12)
+    values, _, _ = found(lambda one: one.max_num_seqs, engine)
+    assert values["raise_max_num_seqs"] == 12
+    engine = Engine(num_gpu_blocks=9000, block_size=32, max_num_seqs=8, max_num_batched_tokens=8)
+    assert "raise_max_num_seqs" not in found(lambda one: one.max_num_seqs, engine)[0]
+
+
 def test_two_changes_that_help_more_together_are_proposed_as_a_pair():
     """A larger pool, and the seats that fill it; not where one of them is as good."""
 

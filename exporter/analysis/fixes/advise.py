@@ -61,10 +61,7 @@ def advise(
         known = [one for one in forecast.fixes if not _is_too_old(s, one.fix)]
         merge(advised, rejected, known)
         pair_up(advised, forecast.pairs)
-    flags = catalogue.load().fixes
-    advised = {
-        name: replace(one, flag=flags[name].flag_with(_shown(one.value))) for name, one in advised.items()
-    }
+    advised = {name: replace(one, flag=_flag(s, one)) for name, one in advised.items()}
     ranked = _ranked(verdict, advised, trusted=trusted)
     if imbalanced and verdict not in _NO_ROUTING:
         ranked.insert(0, FixAdvice(BALANCE))
@@ -142,6 +139,16 @@ def _is_older(s: Situation, since: str) -> bool:
     if isinstance(version, str):
         return version_key(version) < version_key(since)
     return snapshot is not None and snapshot.cache is not None and snapshot.version < version_key(since)
+
+
+def _flag(s: Situation, one: FixAdvice) -> str | None:
+    """Return the flag of a fix, of the limit that binds: vLLM refuses more active seats than seats."""
+    fix, form = catalogue.load().fixes[one.fix], None
+    if fix.flag_if_active is not None and s.number("max_num_active_seqs"):
+        most = s.number("max_num_seqs")
+        both = most and isinstance(one.value, int | float) and one.value > most
+        form = f"{fix.flag} {fix.flag_if_active}" if both else fix.flag_if_active
+    return fix.flag_with(_shown(one.value), form)
 
 
 def _shown(value: float | str | None) -> str | None:

@@ -126,6 +126,13 @@ def _long_prompts(case: Case) -> bool:
     return longest > _MANY_STEPS * (case.s.number("max_num_batched_tokens") or _LEAST_BUDGET)
 
 
+def _smaller_steps(name: str, case: Case) -> Answer:
+    now, seats = case.s.number("max_num_batched_tokens"), case.s.number("max_num_seqs") or 1
+    if now is not None and now // 2 < seats:
+        return RejectedFix(name, f"vLLM takes no fewer than max_num_seqs, {seats:.0f}.")
+    return _Change("max_num_batched_tokens", lambda tokens: tokens // 2)(name, case)
+
+
 def _prompt_limit(case: Case) -> int:
     budget = case.s.number("max_num_batched_tokens") or _LEAST_BUDGET
     return max(_LEAST_THRESHOLD, int(budget / 4))
@@ -189,7 +196,7 @@ ROWS: Final[Mapping[str, FixRule]] = {
         "The gauges are fresh.",
     ),
     "raise_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: int(2 * now)),
-    "lower_max_num_batched_tokens": _Change("max_num_batched_tokens", lambda now: max(1, int(now / 2))),
+    "lower_max_num_batched_tokens": _smaller_steps,
     "lower_gpu_memory_utilization": _Change(
         "gpu_memory_utilization",
         lambda now: round(now - _LOWERED_BY, 2),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from exporter.analysis.fixes.case import Answer, Case, FixAdvice, FixRule, Inputs, RejectedFix
+from exporter.config import seat_limit
 
 __all__ = ["SEATS"]
 
@@ -37,10 +38,13 @@ def _raise_max_num_seqs(name: str, case: Case) -> Answer:
     if s.seats is None:
         return RejectedFix(name, "The limit is not known.")
     wanted = math.ceil((s.history.mean("requests_waiting", case.minute) or 0.0) + s.seats)
-    value = wanted if case.fit is None else min(wanted, case.fit)
+    budget = s.number("max_num_batched_tokens") or math.inf  # vLLM refuses more seats than this
+    if budget <= s.seats:
+        return RejectedFix(name, "vLLM takes no more seats than max_num_batched_tokens.")
+    value = int(min(wanted, budget)) if case.fit is None else int(min(wanted, case.fit, budget))
     if value <= s.seats:
         return RejectedFix(name, "The KV cache holds no more requests than there are seats.")
-    inputs: Inputs = {"max_num_seqs": s.seats, "requests_waiting": round(wanted - s.seats, 1)}
+    inputs: Inputs = {seat_limit(s.server_facts): s.seats, "requests_waiting": round(wanted - s.seats, 1)}
     if case.fit is None:
         return FixAdvice(name, value, inputs=inputs, missing="needs lengths to see what KV allows")
     return FixAdvice(name, value, inputs=inputs | case.memory)

@@ -241,7 +241,7 @@ def _fixes(candidate: _Candidate) -> Iterable[str]:
         gains.setdefault(advice.fix, table.gain_words(advice))
     if not any(engine.advice.fixes or engine.advice.rejected for engine in candidate.engines):
         # Flags without a value, which is not computed.
-        flags = {name: (fixes[name].flag or "").partition(" ")[0] for name in candidate.alert.entry.fixes}
+        flags = {name: fixes[name].flag_name for name in candidate.alert.entry.fixes}
     for rank, (name, flag) in enumerate(list(flags.items())[: table.FIXES_SHOWN], start=1):
         gain = gains.get(name, "")
         yield table.fix_line(rank, fixes[name].title, flag, restarts=fixes[name].restarts, gain=gain)

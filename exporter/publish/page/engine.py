@@ -80,7 +80,7 @@ def _tiles(engine: EngineReading) -> Sequence[tuple[str, str | None, str]]:
     def context(word: str, signal: str) -> str:
         return f"{word} {short(signal, known[signal])}" if signal in known else ""
 
-    seats = engine.server_facts.number("max_num_seqs")
+    seats = engine.server_facts.seats
     tiles = (
         ("kv_usage_ratio", context("peak", "kv_usage_max_ratio")),
         ("requests_running", f"of {short('seats', seats)} seats" if seats else ""),
@@ -120,7 +120,7 @@ def _charts(target: TargetView, index: int, engine: EngineReading, track: Track)
         "target": index,
         "url": target.url,
         "gap": f"{1.5 * max_age:g}",
-        "seats": engine.server_facts.number("max_num_seqs") or "",
+        "seats": engine.server_facts.seats or "",
         "tail": json_text(track.as_object(target.timeline.start or 0.0, TAIL), separators=(",", ":")),
         "rows": [
             (label(name), [short(name, round(value, 3)) for value in extent])
