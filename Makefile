@@ -3,7 +3,8 @@
 # make check   two minutes: format, lint, types, and tests that need only Python
 PY := .venv/bin/python
 
-.PHONY: setup demo check test format bench judge real fuzz docs screenshots lowest audit lock
+.PHONY: setup demo check test format bench judge real fuzz docs screenshots lowest audit \
+  audit-packages audit-python audit-image lock
 
 setup:
 	@.ci/setup
@@ -64,10 +65,28 @@ lowest: setup
 	$(PY) -m uv pip install -q --python $(LOWEST) -c .venv/lowest/constraints.txt -c .venv/lowest/locked.txt -e .[test]
 	$(LOWEST) -m pytest -q -n auto --dist worksteal -m "not programs and not long"
 
-# Reports known vulnerabilities of the dependencies; needs PyPI's advisories, which no test does.
-audit: setup
+# Reports known vulnerabilities of the locked packages (PyPI's advisories), a Python in the image that is not the latest
+# patch release, and what trivy or grype finds in the image. Needs the network and a built image, which no test does.
+IMAGE := vllm-preemption-exporter
+audit:
+	@$(MAKE) --no-print-directory -k audit-packages audit-python audit-image
+
+audit-packages: setup
 	$(PY) -m pip install -q uv
 	$(PY) -m uv tool run pip-audit --strict --disable-pip -r requirements.lock
+
+# No advisory feed for Python itself can be read through PyPI, but the newest uv knows each release.
+audit-python: setup
+	$(PY) -m pip install -q --upgrade uv
+	@has=$$(sed -n 's/^FROM python:\([0-9.]*\).*/\1/p' Dockerfile); \
+	latest=$$($(PY) -m uv python list --only-downloads "$${has%.*}" | sed -n 's/^cpython-\([0-9.]*\)-.*/\1/p' | head -1); \
+	echo "The image has Python $$has; the latest is $${latest:-unknown}."; [ "$$has" = "$$latest" ]
+
+audit-image:
+	@if command -v trivy >/dev/null; then trivy image --exit-code 1 --ignore-unfixed --severity HIGH,CRITICAL $(IMAGE); \
+	elif command -v grype >/dev/null; then grype --only-fixed --fail-on high $(IMAGE); \
+	else echo "The image was not checked: install trivy or grype, run \"docker build -t $(IMAGE) .\", and try again."; \
+	  exit 1; fi
 
 lock: setup
 	$(PY) -m pip install -q uv

@@ -158,6 +158,49 @@ def test_the_base_is_pinned():
     assert tuple(map(int, pinned.groups())) >= (3, 13, 14)
 
 
+def audit(target, folder, **programs):
+    """Run a target of the audit with stand-ins for the programs; its status and what it said."""
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    for tool in ("sh", "sed", "head"):
+        (folder / tool).symlink_to(shutil.which(tool))
+    done = subprocess.run(
+        [shutil.which("make"), "-C", str(ROOT), "-o", "setup", target, f"PY={folder / 'python'}"],
+        env={"PATH": str(folder)}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(("latest", "status"), [("same", 0), ("3.13.99", 2), ("", 2)])
+def test_the_audit_sees_an_old_python(latest, status, tmp_path):
+    """In the base of the image, by what uv lists; a list that cannot be read is no success."""
+    (base,) = re.findall(r"^FROM python:([\d.]+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    line = f"cpython-{base if latest == 'same' else latest}-linux-x86_64-gnu    <download available>"
+    listed = f'if [ "$3" = python ]; then echo "{line if latest else ""}"; fi'
+    found, text = audit("audit-python", tmp_path, python=listed)
+    assert found == status
+    wanted = base if latest == "same" else latest or "unknown"
+    assert f"The image has Python {base}; the latest is {wanted}." in text
+
+
+@pytest.mark.parametrize("scanner", ["trivy", "grype"])
+@pytest.mark.parametrize("finds", [0, 1])
+def test_the_audit_runs_a_scanner(scanner, finds, tmp_path):
+    """The one that is there; what it finds fails the audit."""
+    status, text = audit("audit-image", tmp_path, **{scanner: f'echo "$@"; exit {finds}'})
+    assert status == 2 * finds
+    assert text.splitlines()[1 if "Entering" in text else 0].endswith(f" {NAME}")
+
+
+def test_the_audit_says_that_nothing_was_scanned(tmp_path):
+    """And how to do it: no scanner is no success."""
+    status, text = audit("audit-image", tmp_path)
+    assert status == 2
+    assert "not checked: install trivy or grype" in text
+    assert f"docker build -t {NAME} ." in text
+
+
 def test_nobody_can_install_anything_into_it(image):
     """Neither the base's pip nor one of the exporter's environment is there."""
     assert not (image.root / PIP.lstrip("/")).exists()
