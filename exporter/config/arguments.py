@@ -28,8 +28,8 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
         ),
         "scheduler_config": (
             "async_scheduling", "enable_chunked_prefill", "long_prefill_token_threshold",
-            "max_num_active_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "max_num_seqs", "policy",
-            "scheduler_reserve_full_isl", "watermark",
+            "max_num_active_seqs", "max_num_batched_tokens", "max_num_queued_reqs", "max_num_queued_tokens",
+            "max_num_seqs", "policy", "scheduler_reserve_full_isl", "watermark",
         ),
         "parallel_config": ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size"),
         "model_config": ("max_model_len",),
@@ -42,6 +42,7 @@ FIELDS: Final[Mapping[str, Mapping[str, str]]] = {
 _ROLES: Final = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 _KV_ROLES: Final = {role: kv_role for kv_role, role in _ROLES.items()}
 _FLAGS: Final = frozenset(fact for fields in FIELDS.values() for fact in fields.values()) - {"role"}
+_ALIASES: Final = {"device_memory_utilization": "gpu_memory_utilization"}  # since 0.31
 _SWITCHES: Final = frozenset(
     {"async_scheduling", "enable_chunked_prefill", "enable_prefix_caching", "scheduler_reserve_full_isl"}
 )
@@ -62,7 +63,7 @@ _SIZED: Final = frozenset({"kv_cache_memory_bytes", "max_model_len", "max_num_ba
 _SIZE: Final = re.compile(r"([0-9]{1,20})(\.[0-9]{1,20})?([kKmMgGtT])")
 
 # Names that a flag may have been meant for, and how near it must be: vLLM's other flags are at 0.86 at most.
-_KNOWN: Final = sorted(_FLAGS)
+_KNOWN: Final = sorted(_FLAGS | _ALIASES.keys())
 _NEARLY: Final = 0.9
 _NAME: Final = re.compile(r"[a-z_]{4,40}")
 
@@ -170,6 +171,7 @@ def _facts(name: str, own: str | None, after: str) -> dict[str, object]:
         own: the text after its ``=``, None without one.
         after: the argument that follows.
     """
+    name = _ALIASES.get(name, name)
     if name in _SWITCHES:
         word = (after if own is None else own).lower()
         return {name: word if own is not None or word in {"true", "false"} else True}

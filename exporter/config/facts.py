@@ -67,6 +67,7 @@ _ROWS: tuple[tuple[str, Kind[object], str], ...] = (
     ("kv_offloading_size", number(0, 1 << 20), "GiB of CPU memory for KV blocks"),
     ("max_num_active_seqs", whole(1, MANY), "limit of running requests, if it is set"),
     ("max_num_queued_reqs", whole(1, MANY), "waiting requests before the server rejects more"),
+    ("max_num_queued_tokens", whole(1, MANY), "waiting prompt tokens before the server rejects more"),
     # The following are not flags of vLLM, but known to the operator or from vLLM's log at start.
     ("role", choice("prefill", "decode", "both"), "role in a disaggregated set-up"),
     ("startup_grace_seconds", duration(0, DAY), "analysis.startup_grace of this server"),

@@ -31,7 +31,7 @@ def test_a_whole_command_is_read():
           --kv-transfer-config '{{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}}' \\
           --block-size 16 --num-gpu-blocks-override 300 --kv-cache-memory-bytes 8G --hf-token={HIDDEN} \\
           --enable-chunked-prefill --long-prefill-token-threshold 0 --max-num-active-seqs 48 \\
-          --max_num_queued_reqs 100"""
+          --max_num_queued_reqs 100 --max-num-queued-tokens 50000"""
     )
     assert facts == {
         "max_num_seqs": 64,
@@ -58,12 +58,15 @@ def test_a_whole_command_is_read():
         "long_prefill_token_threshold": 0,
         "max_num_active_seqs": 48,
         "max_num_queued_reqs": 100,
+        "max_num_queued_tokens": 50_000,
     }
 
 
 @pytest.mark.parametrize(
     ("line", "facts"),
     [
+        ("--device-memory-utilization 0.88", {"gpu_memory_utilization": 0.88}),
+        ("--gpu-memory-utilization .9 --device_memory_utilization=.8", {"gpu_memory_utilization": 0.8}),
         ("--max-model-len 32k", {"max_model_len": 32_000}),
         ("--max-model-len 32K", {"max_model_len": 32_768}),
         ("--max-model-len 25.6k", {"max_model_len": 25_600}),
