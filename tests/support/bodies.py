@@ -5,6 +5,7 @@
 Values that are not given are absent from the body, as in real ones: unknown, not zero.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -51,7 +52,7 @@ class Engine:
             if value is not None:
                 yield from self._family(parameter, value)
         if self.cache:
-            labels = {"engine": self.labels["engine"]} | {name: str(one) for name, one in self.cache.items()}
+            labels = ("engine", self.labels["engine"]), *((name, str(one)) for name, one in self.cache.items())
             yield "cache_config_info", "gauge", _series("cache_config_info", labels), 1.0
 
     def _family(self, parameter: str, value: object) -> Iterator[Sample]:
@@ -83,7 +84,8 @@ class Engine:
         yield self._sample(name, "histogram", "_sum", total)
 
     def _sample(self, family: str, kind: str, suffix: str, value: object, **more: str) -> Sample:
-        return family, kind, _series(family + suffix, {**self.labels, **more}), float(value)
+        labels = tuple(({**self.labels, **more} if more else self.labels).items())
+        return family, kind, _series(family + suffix, labels), float(value)
 
 
 def engine(
@@ -133,10 +135,15 @@ def cut(whole: bytes, name: str) -> bytes:
     return whole[: at + len(name)]
 
 
-def _series(name: str, labels: Mapping[str, str]) -> str:
-    block = ",".join(f'{label}="{value}"' for label, value in labels.items())
+@functools.lru_cache(maxsize=1 << 14)
+def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    block = ",".join(f'{label}="{value}"' for label, value in labels)
     return f"{name}{{{block}}}"
 
 
+NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+
 def _number(value: float) -> str:
-    return {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}.get(repr(float(value)), repr(float(value)))
+    text = repr(float(value))
+    return NOT_FINITE.get(text, text)
