@@ -370,11 +370,11 @@ def _fix() -> Row:
             ),
             table(
                 "Engines and their KV cache",
-                "Version, cache type and capacity of each engine. The version is the oldest release that "
-                "exports such metrics; all engines of a model should have the same.",
+                "Version, cache type and capacity of each engine. Names since: the oldest release that "
+                "exports such metrics. All engines of a model should have the same.",
                 Query(
                     by(
-                        (*ENGINE, "server", "vllm_version", "cache_dtype", "block_size"),
+                        (*ENGINE, "server", "vllm_version", "names_since", "cache_dtype", "block_size"),
                         named(ours("engine")),
                     ),
                     instant=True,
@@ -389,7 +389,8 @@ def _fix() -> Row:
                     Column("server", "Server", 115),
                     Column("model_name", "Model", None),
                     Column("engine", "Engine", 65, unit=AS_TEXT),
-                    Column("vllm_version", "vLLM since", 85, unit=AS_TEXT),
+                    Column("vllm_version", "vLLM", 75, unit=AS_TEXT),
+                    Column("names_since", "Names since", 95, unit=AS_TEXT),
                     Column("cache_dtype", "Cache type", 90),
                     Column("block_size", "Block", 60, unit=AS_TEXT),
                     Column("Value #B", "KV tokens", 95, unit="locale"),

@@ -25,6 +25,7 @@ from exporter.publish.metrics.table import (
     SERIES_PER_ENGINE,
     ReadingCollector,
 )
+from exporter.vllm.answers import ServerAnswers
 from exporter.vllm.series import bounded
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
@@ -382,6 +383,8 @@ def test_a_label_value_that_is_not_utf_8_does_not_break_a_scrape():
 def test_the_exporter_counts_its_polls():
     """By reason where they failed, and how long they took where they did not."""
     one = self_metrics.PollCounts()
+    for reason in ("connection_refused", "connection_reset", "timeout"):  # `rate()` sees the first error
+        assert series(text_of(one))[PREFIX + "exporter_poll_errors_total", (("reason", reason),)] == 0
     one.poll(0.02, 1000, None, interval=1.0)
     one.poll(0.3, 1000, None, skipped=2, interval=5.0)
     one.poll(3.0, None, "timeout", interval=5.0)
@@ -397,6 +400,20 @@ def test_the_exporter_counts_its_polls():
     assert shown["exporter_poll_interval_seconds"] == 5.0
     assert shown["exporter_body_bytes"] == 1000
     assert series(text_of(one))[PREFIX + "exporter_poll_errors_total", (("reason", "timeout"),)] == 1
+
+
+def test_the_version_is_what_the_server_answered_and_no_guess_stands_in_its_place():
+    """The oldest release with the same names has a label of its own."""
+    pipeline = Pipeline(AnalysisConfig(), {}, 1.0)
+    text = bodies.body(bodies.engine(running=1, kv=0.5))
+    reading = pipeline.feed(1.0, text, None)
+    told = pipeline.feed(2.0, text, None, ServerAnswers(version="0.32.0"))
+    for one, version in ((reading, None), (told, "0.32.0")):
+        labels = next(
+            dict(labels) for (name, labels) in series(scrape(one)) if name == PREFIX + "engine_info"
+        )
+        assert labels.get("vllm_version") == version
+        assert labels["names_since"]
 
 
 def test_a_page_in_place_of_metrics_is_an_error_with_a_reason():

@@ -52,7 +52,8 @@ class Engine:
             if value is not None:
                 yield from self._family(parameter, value)
         if self.cache:
-            labels = ("engine", self.labels["engine"]), *((name, str(one)) for name, one in self.cache.items())
+            facts = ((name, str(one)) for name, one in self.cache.items())
+            labels = ("engine", self.labels["engine"]), *facts
             yield "cache_config_info", "gauge", _series("cache_config_info", labels), 1.0
 
     def _family(self, parameter: str, value: object) -> Iterator[Sample]:

@@ -17,6 +17,8 @@ __all__ = ["ExporterMetrics", "PollCounts"]
 _DURATIONS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _BOUNDS: Final = (*map(str, _DURATIONS), "+Inf")
 _NONE: Final = Labels()
+# Their counters begin at 0, so that `rate()` sees the first one.
+_USUAL: Final = ("connection_refused", "connection_reset", "timeout")
 
 
 def _bounded(reason: str) -> str:
@@ -47,7 +49,7 @@ class PollCounts(RowCollector):
         super().__init__()
         self.polls = 0
         self.skipped = 0
-        self.errors: Counter[str] = Counter()
+        self.errors = Counter(dict.fromkeys(_USUAL, 0))
         self.unreadable = 0
         self.interval = math.nan
         self.body_bytes = math.nan
@@ -98,7 +100,7 @@ class PollCounts(RowCollector):
             total.polls += one.polls
             total.skipped += one.skipped
             total.unreadable += one.unreadable
-            total.errors += one.errors
+            total.errors.update(one.errors)
             total.duration_sum += one.duration_sum
             total.durations = list(map(add, total.durations, one.durations))
             total.interval = _larger(total.interval, one.interval)

@@ -27,7 +27,7 @@ MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
 _MOST_VALUES: Final = 3
 _ENGINE: Final = ("model_name", "engine")
-_INFO: Final = ("vllm_version", "cache_dtype", "block_size")
+_INFO: Final = ("vllm_version", "names_since", "cache_dtype", "block_size")
 
 
 def _signal(name: str) -> MetricRow:
@@ -43,7 +43,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("engines", "gauge", (), "Engines in the last successful poll. Absent before the first."),
     MetricRow("engines_missing", "gauge", (), "Engines seen within the last hour that the last successful poll lacked."),
     MetricRow("restarts", "counter", (), "New server processes seen: another process start time, or counters that fell."),
-    MetricRow("engine", "info", (*_ENGINE, *_INFO), "Version and KV cache of the engine. The version is the oldest release that prints these names."),
+    MetricRow("engine", "info", (*_ENGINE, *_INFO), "Version and KV cache of the engine. `vllm_version` is what the server answered, `names_since` the oldest release that prints these names."),
     # Verdicts.
     MetricRow("verdict", "gauge", (*_ENGINE, "verdict"), "1 if this is the engine's current verdict, otherwise 0."),
     MetricRow("severity", "gauge", _ENGINE, "Severity of the engine's current verdict: 0 none, 1 info, 2 warning, 3 critical."),
@@ -261,10 +261,12 @@ class ReadingCollector(RowCollector):
         found: Samples = []
         for engine in reading.engines.values():
             cache = engine.cache
-            key = (engine.key, engine.version, cache and cache.cache_dtype, cache and cache.block_size)
+            release = engine.server_facts.facts.get("vllm_version")
+            since = ".".join(map(str, engine.version))
+            key = (engine.key, release, since, cache and cache.cache_dtype, cache and cache.block_size)
             labels = self._of.get(key)
             if labels is None:
-                words = (".".join(map(str, engine.version)), *(str(value or "") for value in key[2:]))
+                words = (str(value or "") for value in key[1:])
                 known = {name: word for name, word in zip(_INFO, words, strict=True) if word}
                 labels = self._of[key] = self._whose(engine).also(**known)
             found.append(("_info", labels, "", "", 1))

@@ -209,8 +209,8 @@ def own_lines(own: PollCounts, process: Iterable[Metric], wall: float) -> Mappin
     usage = {sample.name: sample.value for family in process for sample in family.samples}
     failed, answered = sum(own.errors.values()), sum(own.durations)
     lines = {"Polls": f"{own.polls}, {failed} failed, {own.skipped} skipped"}
-    if own.errors:
-        lines["Failures"] = ", ".join(f"{reason} {n}" for reason, n in own.errors.most_common(4))
+    if failed:
+        lines["Failures"] = ", ".join(f"{reason} {n}" for reason, n in own.errors.most_common(4) if n)
     if answered:
         lines["Poll duration"] = f"{1000 * own.duration_sum / answered:.1f} ms on average"
         lines["Last response"] = f"{own.body_bytes / 1024:.0f} KiB"
