@@ -150,13 +150,13 @@ def test_ever_new_label_sets_are_forgotten():
 
     tracemalloc.start()
     try:
-        poll(0, 60)  # engines that are gone make room for others from the third poll on
+        poll(0, 20)  # engines that are gone make room for others from the third poll on
         gc.collect()  # garbage in cycles comes and goes
         before = tracemalloc.get_traced_memory()[0]
-        reading = poll(60, 60)
+        reading = poll(20, 20)
         gc.collect()
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert len(reading.engines) <= 256
-    assert grown < 8 << 20, grown
+    assert grown < 5 << 20, grown

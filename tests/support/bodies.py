@@ -6,7 +6,7 @@ Values that are not given are absent from the body, as in real ones: unknown, no
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Lengths = Mapping[float, float]
@@ -35,58 +35,66 @@ HISTOGRAMS = {
 LENGTHS = {"prompt_lengths": "request_prompt_tokens", "output_lengths": "request_generation_tokens"}
 STEPS = "iteration_tokens_total"
 
-Sample = tuple[str, str, str, float]  # family, type, series as printed, value
+Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Engine:
     """The series of one engine."""
 
-    labels: Mapping[str, str]
+    labels: Labels
     values: Mapping[str, object]
     cache: Mapping[str, object] = field(default_factory=dict)
 
-    def samples(self) -> Iterator[Sample]:
-        """Return every sample, family by family."""
+    def families(self) -> Iterator[tuple[str, list[str]]]:
+        """Return the comments of each family, and its lines."""
         for parameter, value in self.values.items():
             if value is not None:
-                yield from self._family(parameter, value)
+                bounds, values = _counts(parameter, value)
+                head, series = _printed(parameter, self.labels, bounds)
+                yield head, [each + _number(one) for each, one in zip(series, values, strict=True)]
         if self.cache:
             facts = ((name, str(one)) for name, one in self.cache.items())
-            labels = ("engine", self.labels["engine"]), *facts
-            yield "cache_config_info", "gauge", _series("cache_config_info", labels), 1.0
+            labels = ("engine", dict(self.labels)["engine"]), *facts
+            yield _head("cache_config_info", "gauge"), [_series("cache_config_info", labels) + "1.0"]
 
-    def _family(self, parameter: str, value: object) -> Iterator[Sample]:
-        if parameter in GAUGES:
-            yield self._sample(GAUGES[parameter], "gauge", "", value)
-        elif parameter in REASONS:
-            yield self._sample(REASONS[parameter], "gauge", "", value, reason=parameter)
-        elif parameter in COUNTERS:
-            yield self._sample(COUNTERS[parameter], "counter", "_total", value)
-        elif parameter == "created":
-            yield self._sample("generation_tokens_created", "gauge", "", value)
-        elif parameter == "finished":
-            yield self._sample("request_success", "counter", "_total", value, finished_reason="stop")
-        elif parameter == "steps":
-            yield self._sample(STEPS, "histogram", "_bucket", value, le="+Inf")
-            yield self._sample(STEPS, "histogram", "_count", value)
-        elif parameter in HISTOGRAMS:
-            total, count = value
-            yield self._sample(HISTOGRAMS[parameter], "histogram", "_bucket", count, le="+Inf")
-            yield self._sample(HISTOGRAMS[parameter], "histogram", "_count", count)
-            yield self._sample(HISTOGRAMS[parameter], "histogram", "_sum", total)
-        else:
-            yield from self._lengths(LENGTHS[parameter], *value)
 
-    def _lengths(self, name: str, buckets: Lengths, total: float) -> Iterator[Sample]:
-        for bound, count in buckets.items():
-            yield self._sample(name, "histogram", "_bucket", count, le=_number(bound))
-        yield self._sample(name, "histogram", "_count", max(buckets.values()))
-        yield self._sample(name, "histogram", "_sum", total)
+def _counts(parameter: str, value: object) -> tuple[tuple[float, ...], Sequence[float]]:
+    """The bounds of the buckets, where the value has them, and the value of each series."""
+    if parameter in LENGTHS:
+        buckets, total = value
+        return tuple(buckets), (*buckets.values(), max(buckets.values()), total)
+    if parameter in HISTOGRAMS:
+        total, count = value
+        return (), (count, count, total)
+    return (), (value, value) if parameter == "steps" else (value,)
 
-    def _sample(self, family: str, kind: str, suffix: str, value: object, **more: str) -> Sample:
-        labels = tuple(({**self.labels, **more} if more else self.labels).items())
-        return family, kind, _series(family + suffix, labels), float(value)
+
+@functools.lru_cache(maxsize=1 << 10)
+def _printed(parameter: str, labels: Labels, bounds: tuple[float, ...]) -> tuple[str, tuple[str, ...]]:
+    """The comments of a family, and its series up to their values."""
+    if parameter in GAUGES:
+        return _family(GAUGES[parameter], "gauge", ("", labels))
+    if parameter in REASONS:
+        return _family(REASONS[parameter], "gauge", ("", (*labels, ("reason", parameter))))
+    if parameter in COUNTERS:
+        return _family(COUNTERS[parameter], "counter", ("_total", labels))
+    if parameter == "created":
+        return _family("generation_tokens_created", "gauge", ("", labels))
+    if parameter == "finished":
+        return _family("request_success", "counter", ("_total", (*labels, ("finished_reason", "stop"))))
+    infinite = "_bucket", (*labels, ("le", "+Inf"))
+    if parameter == "steps":
+        return _family(STEPS, "histogram", infinite, ("_count", labels))
+    ends = ("_count", labels), ("_sum", labels)
+    if parameter in HISTOGRAMS:
+        return _family(HISTOGRAMS[parameter], "histogram", infinite, *ends)
+    buckets = (("_bucket", (*labels, ("le", _number(bound)))) for bound in bounds)
+    return _family(LENGTHS[parameter], "histogram", *buckets, *ends)
+
+
+def _family(name: str, kind: str, *series: tuple[str, Labels]) -> tuple[str, tuple[str, ...]]:
+    return _head(name, kind), tuple(_series(name + suffix, labels) for suffix, labels in series)
 
 
 def engine(
@@ -112,7 +120,7 @@ def engine(
     known = {*GAUGES, *REASONS, *COUNTERS, *HISTOGRAMS, *LENGTHS, "created", "finished", "steps"}
     assert known >= values.keys(), f"wanted some of {sorted(known)}, got {sorted(values)}"
     labels = {"engine": name, "model_name": model} | ({"ReplicaId": replica} if replica else {})
-    return Engine(labels, values, cache or {})
+    return Engine(tuple(labels.items()), values, cache or {})
 
 
 def body(*engines: Engine, start_time: float | None = None) -> bytes:
@@ -120,14 +128,13 @@ def body(*engines: Engine, start_time: float | None = None) -> bytes:
     lines = []
     if start_time is not None:
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {start_time!r}"]
-    families: dict[str, list[Sample]] = {}
+    families: dict[str, list[str]] = {}
     for one in engines:
-        for sample in one.samples():
-            families.setdefault(sample[0], []).append(sample)
-    for family, samples in families.items():
-        lines += [f"# HELP vllm:{family} (text removed)", f"# TYPE vllm:{family} {samples[0][1]}"]
-        lines += [f"vllm:{series} {_number(value)}" for _, _, series, value in samples]
-    return "".join(line + "\n" for line in lines).encode()
+        for head, printed in one.families():
+            families.setdefault(head, []).extend(printed)
+    for head, printed in families.items():
+        lines += [head, *printed]
+    return "\n".join([*lines, ""]).encode()
 
 
 def cut(whole: bytes, name: str) -> bytes:
@@ -136,10 +143,13 @@ def cut(whole: bytes, name: str) -> bytes:
     return whole[: at + len(name)]
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _series(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+def _series(name: str, labels: Labels) -> str:
     block = ",".join(f'{label}="{value}"' for label, value in labels)
-    return f"{name}{{{block}}}"
+    return f"vllm:{name}{{{block}}} "
+
+
+def _head(family: str, kind: str) -> str:
+    return f"# HELP vllm:{family} (text removed)\n# TYPE vllm:{family} {kind}"
 
 
 NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
