@@ -223,6 +223,14 @@ def _kv_and_queue() -> Row:
                 size=(12, 8),
             ),
             graph(
+                title("requests_refused_per_second"),
+                "Requests that the server refuses with status 503 because its queue is at the limit that was "
+                "set, by the engine's share. Should be 0: they are demand that the queue does not show.",
+                Query(named(ours("requests_refused_per_second")), WHO),
+                size=(24, 6),
+            )
+            | runbook("requests_refused"),
+            graph(
                 f"Time with the KV cache above {float(full):.0%}",
                 "Share of polls above that usage, including short peaks. May be high on a busy server; "
                 "together with preemptions it means that the pool is too small.",

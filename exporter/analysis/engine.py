@@ -13,13 +13,13 @@ from exporter.analysis.forecast import EngineForecast
 from exporter.analysis.gauge_hold import GaugeHold
 from exporter.analysis.history import History
 from exporter.analysis.kv_demand import KvContext, context_per_request, need
-from exporter.analysis.measured import measured
+from exporter.analysis.measured import measured, refusal
 from exporter.analysis.pace import PaceWatch
 from exporter.analysis.preemption_cost import PreemptionCost, preemption_cost
 from exporter.analysis.queue_causes import QueueCauses
 from exporter.analysis.relief import gateway_limit
 from exporter.analysis.server_facts import ServerFacts
-from exporter.analysis.signals import Signals, Windows, compute, stale
+from exporter.analysis.signals import Signals, Windows, compute, refused, stale
 from exporter.analysis.situation import Situation
 from exporter.analysis.verdicts import Judge, Judgement
 from exporter.config import AnalysisConfig
@@ -64,6 +64,7 @@ class EngineReading:
     server_facts: ServerFacts = field(default_factory=ServerFacts)
     # Demand / capacity by resource (``kv``, ``seats``); unknown ones are left out.
     saturation: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[str, float] = field(default_factory=dict)  # requests/s of its server, by the limit
     forecast: EngineForecast | None = None  # the last one, which the advice rests on if it is trusted
 
     @property
@@ -75,7 +76,8 @@ class EngineReading:
     def measured(self) -> tuple[str, ...]:
         """Sentences in numbers: what the readings prove, and what a forecast says that preemptions cost."""
         cost = self.cost.sentence
-        return (*measured(self.judgement.verdict, self.signals), *([cost] if cost else ()))
+        said = (*measured(self.judgement.verdict, self.signals), refusal(self.refused), cost)
+        return tuple(filter(None, said))
 
 
 class Engine:
@@ -176,8 +178,13 @@ class Engine:
             gateway_limit=self._gateway_limit,
             server_facts=server_facts,
             saturation=_saturation(situation, self._context),
+            refused=self._refused(signals),
             forecast=self._forecast,
         )
+
+    def _refused(self, signals: Signals) -> dict[str, float]:
+        refuses = bool(signals.requests_refused_per_second)
+        return refused(self.history, self.history.recent_start(self._windows.short)) if refuses else {}
 
     def mark_stale(self, t: float, max_age: float, *, missing: bool, answered: bool = False) -> None:
         """Renew the reading after a poll without data of this engine: it stays as it is until it is too old.
@@ -242,6 +249,6 @@ def _saturation(s: Situation, context: KvContext | None) -> dict[str, float]:
     """Return demand / capacity over the window of rates; a healthy full engine is below 1."""
     known = {
         "kv": need(s, context),
-        "seats": s.requests / s.seats if s.seats and s.requests is not None else None,
+        "seats": s.demand / s.seats if s.seats and s.demand is not None else None,
     }
     return {name: value for name, value in known.items() if value is not None}

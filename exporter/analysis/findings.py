@@ -124,6 +124,8 @@ def _stale_gauges(s: Situation) -> bool:
 
 
 FINDINGS: Final[Mapping[str, Callable[[Situation], bool]]] = {
+    # First, because it has an alert, and only the first two are exported.
+    "requests_refused": lambda s: bool(s.signals.requests_refused_per_second),
     "restarted": _restarted,
     "suspect_out_of_memory": _suspect_out_of_memory,
     # Within the last minute most of the running requests went back to waiting between two polls.

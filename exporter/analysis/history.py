@@ -29,6 +29,11 @@ COUNTERS: Final = (
     "prefix_queries", "prefix_hits",
 )
 # fmt: on
+REFUSED: Final = {
+    "refused_by_requests": "--max-num-queued-reqs",
+    "refused_by_tokens": "--max-num-queued-tokens",
+}
+"""Counters that only newer servers have, with the limit that each is of: without them they cost nothing."""
 # Upper bounds of the histogram of polled KV usage.
 KV_BOUNDS: Final = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1.0)
 # A change of any of these is a sign of work. (In a long prefill only the KV usage changes.)
@@ -73,6 +78,7 @@ class History:
         self.columns = {name: array("d") for name in (*GAUGES, *COUNTERS, _INFERRED, _RETURNED)}
         self._gauges = [(name, self.columns[name].append) for name in GAUGES]
         self._counters = [(name, self.columns[name].append) for name in COUNTERS]
+        self.refused: tuple[str, ...] = ()  # those of `REFUSED` that were seen
         # Counters since the exporter first saw the engine; they survive restarts.
         self.own: dict[str, float] = {}
         self.inferred = 0.0
@@ -122,6 +128,8 @@ class History:
         step = self.sources.step(t, origin, self._last, values)
         mixed = self.sources.by_turns(t)
         self._begin(t, step, mixed=mixed, whole=whole)
+        if not self.refused and not REFUSED.keys().isdisjoint(values):
+            self._add_refused()
         self._count(values, mixed=mixed)
         asleep = values.get("sleep_weights_offloaded") == 1 or values.get("sleep_discard_all") == 1
         if step != "same" or mixed or asleep:
@@ -172,7 +180,7 @@ class History:
         others show that their process goes on. After a small fall it must first reach its old value again.
         """
         last, own, goes_on = self._last, self.own, self.sources.goes_on
-        for reading in COUNTERS:
+        for reading, _ in self._counters:
             value, before = values.get(reading), last.get(reading)
             if value is None or value == before or value > MOST_COUNTED:
                 continue
@@ -186,6 +194,12 @@ class History:
                 self._count_first(reading, value)
             else:
                 own[reading] += value if value < before else value - before
+
+    def _add_refused(self) -> None:
+        self.refused = tuple(REFUSED)
+        for name in REFUSED:
+            column = self.columns[name] = array("d", [_NAN]) * len(self.times)
+            self._counters.append((name, column.append))
 
     def _count_first(self, reading: str, value: float) -> None:
         """Start a counter without a previous value: of a new process or engine, or created late."""

@@ -88,11 +88,11 @@ def _moments(lengths: LengthHistogram) -> Moments | None:
 
 
 def need(s: Situation, context: KvContext | None) -> float | None:
-    """Return the tokens that all running and waiting requests would hold / capacity: an upper bound."""
+    """Return the tokens that all requests would hold, refused ones too / capacity: an upper bound."""
     capacity = s.signals.kv_capacity_tokens
-    if context is None or capacity is None or s.requests is None:
+    if context is None or capacity is None or s.demand is None:
         return None
-    return s.requests * context.mean / capacity
+    return s.demand * context.mean / capacity
 
 
 def seats_that_fit(s: Situation, context: KvContext | None) -> int | None:

@@ -4,11 +4,12 @@ The catalogue's sentences hold whatever the readings are; what depends on a read
 else: how much is preempted, whether tokens per second fell, how much work is done twice.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from exporter.analysis.signals import Signals
 
-__all__ = ["measured"]
+__all__ = ["measured", "refusal"]
 
 _PREEMPTING: Final = frozenset({"preemption_thrash", "preemption_light", "preemption_not_kv"})
 _OF_THROUGHPUT: Final = frozenset({"preemption_thrash", "preemption_light", "decode_slow"})
@@ -35,6 +36,12 @@ def measured(verdict: str, signals: Signals) -> tuple[str, ...]:
         fell = "fell to" if share < _FELL else "have not fallen:"
         sentences.append(f"Tokens per second {fell} {share}% of this engine's usual {usual:.0f}.")
     return tuple(sentences)
+
+
+def refusal(rates: Mapping[str, float]) -> str:
+    """Say how many requests per second a server refuses, by which limit; empty if none."""
+    parts = [f"{rate:.2g} requests/s by {limit}" for limit, rate in rates.items() if rate]
+    return f"The server refuses {' and '.join(parts)}." if parts else ""
 
 
 def _per_finished(ratio: float) -> str:

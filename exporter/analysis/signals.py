@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter, mul
 from typing import Any, Final
 
-from exporter.analysis.history import History
+from exporter.analysis.history import REFUSED, History
 from exporter.analysis.pace import computed_prompts
 
-__all__ = ["Signals", "Windows", "compute", "mean_context", "stale"]
+__all__ = ["Signals", "Windows", "compute", "mean_context", "refused", "stale"]
 
 # The time until the cache is full is estimated from at least this many polls over this time, all with running
 # requests, and only if they fit a line this well: a load that has just started fills the cache with its first
@@ -60,6 +60,7 @@ class Signals:
     requests_deferred: float | None = None
     requests_finished_total: float | None = None
     requests_finished_per_second: float | None = None
+    requests_refused_per_second: float | None = None
     generation_tokens_per_second: float | None = None
     generation_tokens_per_second_recent: float | None = None
     prompt_tokens_per_second: float | None = None
@@ -124,6 +125,9 @@ def compute(
         requests_deferred=history.latest("requests_deferred"),
         requests_finished_total=history.own.get("requests_finished"),
         requests_finished_per_second=rate("requests_finished", short),
+        requests_refused_per_second=_refused(history, short, engines)
+        if history.refused and not mixed
+        else None,
         generation_tokens_per_second=rate("generation_tokens", short),
         generation_tokens_per_second_recent=level,
         prompt_tokens_per_second=rate("prompt_tokens", short),
@@ -135,6 +139,18 @@ def compute(
         progress_idle_seconds=now - history.moved_at,
     )
     return _finite(signals)
+
+
+def refused(history: History, start: int) -> dict[str, float]:
+    """Return the known requests per second that the server refused, by the limit that was reached."""
+    rates = ((REFUSED[name], history.rate(name, start)) for name in history.refused)
+    return {limit: rate for limit, rate in rates if rate is not None}
+
+
+def _refused(history: History, start: int, engines: int) -> float | None:
+    """Return an engine's share of the requests per second that its server refused."""
+    rates = refused(history, start)
+    return sum(rates.values()) / max(1, engines) if rates else None
 
 
 def stale(signals: Signals) -> Signals:

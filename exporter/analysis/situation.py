@@ -156,6 +156,18 @@ class Situation:
         return _requests(self.history, self.history.recent_start(self.thresholds.window))
 
     @lazy
+    def demand(self) -> float | None:
+        """Requests that would run or wait if none were refused: as many more as are refused per finished one.
+
+        An upper bound, because clients that try again are refused again.
+        """
+        refused = self.signals.requests_refused_per_second
+        if not refused or self.requests is None:
+            return self.requests
+        finished = self.signals.requests_finished_per_second or 0.0
+        return self.requests * (1 + refused / max(finished, 1 / self.thresholds.window))
+
+    @lazy
     def span(self) -> float:
         """Seconds of history within `long_window`."""
         return self.history.span(self.history.recent_start(self.thresholds.long_window))

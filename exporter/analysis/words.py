@@ -82,6 +82,7 @@ SIGNALS: Final = (
     Signal("requests_deferred", "Deferred requests", "deferred", "requests", 0, "Waiting requests at the last poll that wait for something other than capacity. From num_requests_waiting_by_reason (0.20)."),
     Signal("requests_finished_total", "Finished requests", "finished", "requests", 0, "Requests finished since the exporter first saw the engine; survives restarts of vLLM. From request_success."),
     Signal("requests_finished_per_second", "Finished requests per second", "finished/s", "per_second", 2, "Requests finished per second over analysis.window (60 s). From request_success."),
+    Signal("requests_refused_per_second", "Refused requests per second", "refused/s", "per_second", 2, "Requests per second that the server refused over analysis.window (60 s), divided by its engines. From admission_rejections (0.32)."),
     Signal("generation_tokens_per_second", "Tokens per second", "tokens/s", "per_second", 0, "Tokens generated per second over analysis.window (60 s). From generation_tokens."),
     Signal("generation_tokens_per_second_recent", "Usual tokens per second", "tokens/s usually", "per_second", 0, "Tokens generated per second by this engine in recent calm times."),
     Signal("prompt_tokens_per_second", "Prompt tokens per second", "prompt tokens/s", "per_second", 0, "Prompt tokens computed per second over analysis.window (60 s). From prompt_tokens."),

@@ -83,10 +83,19 @@ def lay_out(page: Sequence[Series]) -> Layout:
             caches[series.key.replica, series.key.engine] = series
         elif series.lora:
             lora.append((position, series.lora))
+    shared = {
+        (key.model, key.replica): {name: samples[name] for name in names.OF_SERVER & samples.keys()}
+        for key, samples in engines.items()
+        if not names.OF_SERVER.isdisjoint(samples)
+    }
     return Layout(
         [
             # The cache's configuration has no model name, and in old versions no engine.
-            _engine(key, samples, caches.get((key.replica, key.engine)) or caches.get((key.replica, "")))
+            _engine(
+                key,
+                {**samples, **shared.get((key.model, key.replica), {})},
+                caches.get((key.replica, key.engine)) or caches.get((key.replica, "")),
+            )
             for key, samples in engines.items()
             if not names.CORE.isdisjoint(samples)
         ],

@@ -93,6 +93,9 @@ NAMES: Final[tuple[Name, ...]] = (
     Name("kv_load_seconds", "counter", "kv_offload_total_time", "0.16", label="transfer_type", value="CPU_to_GPU"),
     Name("kv_fetch_waiting", "gauge", "num_requests_kv_fetch_by_stage", "0.32", "", "stage", "waiting_to_start"),
     Name("kv_fetch_running", "gauge", "num_requests_kv_fetch_by_stage", "0.32", "", "stage", "in_progress"),
+    # Refused at the door with status 503. The server counts them for all its engines, without their label.
+    Name("refused_by_requests", "counter", "admission_rejections", "0.32", "", "reason", "max_num_queued_reqs"),
+    Name("refused_by_tokens", "counter", "admission_rejections", "0.32", "", "reason", "max_num_queued_tokens"),
     # When the counters began: a new value means a new process.
     Name("created", "created", "generation_tokens_created"),
     Name("created", "created", "num_preemptions_created"),
@@ -160,6 +163,9 @@ def version_key(version: str) -> tuple[int, ...]:
 
 # No quantity of vLLM's is larger, in any unit; a larger value is broken. A float can hold the cube of it.
 LARGEST: Final = 1e18
+
+# Readings of a server, which each of its engines has.
+OF_SERVER: Final = frozenset({"refused_by_requests", "refused_by_tokens"})
 
 # A label set without any of these is not an engine.
 CORE: Final = frozenset(

@@ -45,6 +45,7 @@ FINDINGS = {
     "speculation_enlarges_kv",
     "prefix_cache_off",
     "dp_imbalance",
+    "requests_refused",
     "restarted",
     "suspect_out_of_memory",
     "engine_missing",
@@ -183,10 +184,10 @@ def test_every_finding_has_an_entry():
     assert set(load().findings) == FINDINGS
 
 
-def test_findings_add_no_severity_but_two():
-    """A finding alone matters only when it concerns a whole model or target."""
+def test_findings_add_no_severity_but_three():
+    """A finding alone matters only when it concerns a whole model or target, or requests are refused."""
     warnings = {name for name, finding in load().findings.items() if finding.severity is not Severity.NONE}
-    assert warnings == {"dp_imbalance", "engine_missing"}
+    assert warnings == {"dp_imbalance", "engine_missing", "requests_refused"}
     assert {load().findings[name].severity for name in warnings} == {Severity.WARNING}
 
 

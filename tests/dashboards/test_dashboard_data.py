@@ -21,7 +21,10 @@ pytestmark = pytest.mark.programs
 BEGIN = 1_760_000_000.0
 END = BEGIN + SECONDS - SCRAPE
 # On which server a panel of the engine's dashboard has something to show, where it is not the storm.
-SCENES = {"KV full in": {"cluster": "eu", "namespace": "prod", "pod": "llama-2"}}
+SCENES = {
+    "KV full in": {"cluster": "eu", "namespace": "prod", "pod": "llama-2"},
+    "Refused requests per second": {"cluster": "us", "namespace": "lab", "pod": "tiny-1"},
+}
 # A server outside Kubernetes whose vLLM nobody scrapes; only its model tells it from the others.
 ALONE = {"model_name": "demo-7b"}
 VLLM_ROW = "User impact from vLLM's own histograms (if Prometheus also scrapes vLLM)"

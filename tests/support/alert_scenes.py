@@ -244,10 +244,12 @@ def sidecar_tales() -> list[Tale]:
 
 _MISSING = of("vllm_pressure_engines_missing")
 _IMBALANCE = of("vllm_pressure_model_finding", model_name="demo-7b", finding="dp_imbalance")
+_REFUSED = of("vllm_pressure_finding", **ENGINE, finding="requests_refused")
 _BUILD = of("vllm_pressure_exporter_build_info", version="1.0.0")
 _UP = of("up")
 FINDINGS = [
     Tale("VllmEngineMissing", "warning", {_MISSING: "0"}, {_MISSING: "2"}, {_MISSING: "0"}, exact=True),
+    Tale("VllmRequestsRefused", "warning", {}, {_REFUSED: "1"}, {}, exact=True),
     Tale("VllmDpImbalance", "warning", {}, {_IMBALANCE: "1"}, {}, exact=True),
 ]
 OTHER = {**TARGET, "job": "prod/vllm-pods"}

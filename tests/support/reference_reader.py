@@ -118,8 +118,16 @@ def engines(samples: list[Sample]) -> dict[tuple[str, str, str], Engine]:
         key = (model, *_engine_and_replica(labels, "0"))
         found[key][row.reading].setdefault(rank, []).append((row, labels, value))
     caches = _cache_versions(samples)
+    of_server = {
+        (key[0], key[2]): {name: readings[name] for name in names.OF_SERVER & readings.keys()}
+        for key, readings in found.items()
+        if names.OF_SERVER & readings.keys()
+    }
     return {
-        key: _engine(readings, caches.get(key[2:] + key[1:2]) or caches.get((key[2], "")) or ())
+        key: _engine(
+            readings | of_server.get((key[0], key[2]), {}),
+            caches.get(key[2:] + key[1:2]) or caches.get((key[2], "")) or (),
+        )
         for key, readings in found.items()
         if names.CORE & set(readings)
     }

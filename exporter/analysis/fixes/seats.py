@@ -53,12 +53,12 @@ def _raise_max_num_seqs(name: str, case: Case) -> Answer:
 def _add_replicas(name: str, case: Case) -> Answer:
     s, wanted = case.s, case.need
     if case.verdict in _BY_SEATS and s.seats:
-        wanted = None if s.requests is None else s.requests / s.seats
+        wanted = None if s.demand is None else s.demand / s.seats
     if wanted is None:
         return FixAdvice(name, missing="needs cache_config_info and lengths, or max_num_seqs")
     more = max(1, math.ceil(wanted) - 1)
     inputs: Inputs = {"need_ratio": round(wanted, 3)}
-    note = f"{more} more of the same would hold all running and waiting requests."
+    note = f"{more} more of the same would hold all requests."
     return FixAdvice(name, value=more, inputs=inputs, note=note)
 
 

@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 # No engine has more series than this, whatever holds.
-SERIES_PER_ENGINE: Final = 93
+SERIES_PER_ENGINE: Final = 94
 # More findings or fixes than these are not exported; they stand in the API and on the page.
 MOST_FINDINGS: Final = 2
 MOST_FIXES: Final = 4
@@ -57,7 +57,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     MetricRow("recomputed_tokens_per_second", "gauge", _ENGINE, "Tokens computed again after preemptions per second, by a simulation of at least 30 s of load that matches the server. Absent without one."),
     MetricRow("recomputed_gpu_time_ratio", "gauge", _ENGINE, "Share of GPU time that computes tokens again after preemptions, 0-1: a lower bound by a simulation that matches the server. Absent without one."),
     MetricRow("recomputed_cost_per_hour", "gauge", _ENGINE, "Share of GPU time that computes tokens again * gpu.hourly_price * GPUs of the engine: a lower bound of the cost of preemptions per hour. Absent without a price or a simulation."),
-    MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / max_num_seqs. Absent when unknown.'),
+    MetricRow("saturation_ratio", "gauge", (*_ENGINE, "resource"), 'Demand divided by capacity, averaged over analysis.window (1 = full). resource="kv": tokens that all running and waiting requests would hold / KV capacity; resource="seats": running and waiting requests / seats; refused requests are added as if they ran and waited too. Absent when unknown.'),
     MetricRow("target_verdict", "gauge", ("verdict",), "1 if this is the target's current verdict, otherwise 0. A target is reachable where an engine can be read."),
     MetricRow("target_severity", "gauge", (), "The worst severity of the target, its engines and its models: 0 none, 1 info, 2 warning, 3 critical."),
     MetricRow("target_finding", "gauge", ("finding",), "1 for each finding that currently applies to the target."),
@@ -71,7 +71,7 @@ METRICS: Final[tuple[MetricRow, ...]] = (
     *map(_signal, (
         "preemptions_total", "preemptions_per_second", "preemptions_per_finished_request",
         "recomputed_ratio", "requests_running", "requests_waiting", "requests_deferred",
-        "requests_finished_total", "generation_tokens_per_second", "inter_token_latency_mean_seconds",
+        "requests_finished_total", "requests_refused_per_second", "generation_tokens_per_second", "inter_token_latency_mean_seconds",
         "prefix_cache_hit_ratio",
     )),
 )  # fmt: skip
