@@ -39,12 +39,29 @@ def metrics_missing(s: Situation, _current: bool) -> tuple[Evidence, ...] | None
 
 
 def data_untrusted(s: Situation, _current: bool) -> tuple[Evidence, ...] | None:
-    """A value that cannot be true, or two sources that answer by turns."""
+    """A value that cannot be true, zeros under load, or two sources that answer by turns."""
     if s.history.sources.by_turns(s.t):
         return some(("sources_by_turns", 1.0))
+    if _zeros_under_load(s):
+        return some(("kv_usage", 0.0), ("requests_running", s.running))
     untrusted = s.history.snapshot.untrusted if s.history.snapshot else {}
     if not untrusted:
         return None
     bad = [name for name in (*NEEDED, "requests_deferred") if name in untrusted]
     # The reader's reason without the name of the reading: ``is nan, expected 0 to 1``.
     return tuple(Evidence(name, None, note=untrusted[name].partition(" ")[2]) for name in bad) or None
+
+
+def _zeros_under_load(s: Situation) -> bool:
+    """Whether requests run for a whole window and get tokens, with no KV and no prompt (vLLM-Omni)."""
+    history, values = s.history, s.history.snapshot.values if s.history.snapshot else {}
+    counted = (values.get("prompt_tokens"), values.get("prefix_queries") or 0.0)
+    if values.get("kv_usage") != 0 or not s.running or counted != (0.0, 0.0):
+        return False
+    start = history.recent_start(s.thresholds.window)
+    full = history.span(start) >= s.thresholds.window and history.share("requests_running", start, 0.5) == 1
+    return (
+        full
+        and history.highest("kv_usage", start) == 0
+        and bool(history.increase("generation_tokens", start))
+    )

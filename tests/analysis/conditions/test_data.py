@@ -212,3 +212,38 @@ def test_a_usage_out_of_range_is_neither_clamped_nor_used():
     reading = stage.take(body(engine(running=3, waiting=0, kv=97.0)))
     assert verdicts([reading]) == {"data_untrusted"}
     assert engine_of(reading).signals.kv_usage_ratio is None
+
+
+# vLLM-Omni shows 0 where it has no fresh number.
+OMNI = {"running": 5, "waiting": 0, "kv": 0, "tokens": 500, "prompts": 0, "finished": 1}
+
+
+def test_zeros_while_requests_run_and_get_tokens_are_not_trusted():
+    """From a minute of it on; a prompt that is counted ends it at once."""
+    stage = Stage(cache=POOL)
+    scene = stage.play(90, **OMNI)
+    assert verdicts(scene[:55]) == {"healthy"}
+    assert verdicts(scene[62:]) == {"data_untrusted"}
+    assert {each.signal for each in engine_of(scene[-1]).judgement.evidence} == {
+        "kv_usage",
+        "requests_running",
+    }
+    assert "data_untrusted" not in verdicts(stage.play(30, **OMNI | {"prompts": 900, "kv": 0.1})[1:])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"prompts": 900}, {"kv": 0.002}, {"tokens": 0, "finished": 0}, {"running": 0}],
+    ids=["prompts", "usage", "prefill", "idle"],
+)
+def test_one_of_the_zeros_alone_is_trusted(part):
+    """A model without attention holds no KV; a long first prompt is not counted yet."""
+    assert "data_untrusted" not in verdicts(Stage(cache=POOL).play(90, **OMNI | part))
+
+
+def test_an_engine_that_only_just_began_is_trusted():
+    """Idle for minutes, then its first requests, whose first numbers are still on their way."""
+    stage = Stage(cache=POOL)
+    stage.play(120, **IDLE | {"prompts": 0})
+    assert "data_untrusted" not in verdicts(stage.play(20, **OMNI))
+    assert "data_untrusted" not in verdicts(stage.play(60, **OMNI | {"prompts": 900, "kv": 0.1}))
