@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 # The sidecar's, in deploy/kustomize; a forecast that somebody asks for is a process of its own beside it.
 LIMIT = 96
-POLLS = 20
+POLLS = 12
 NAME = b"vllm:num_requests_running"
 # Not slowed down by what answers cost: as many of them as can be, with nothing in between.
 PROGRAM = """\
