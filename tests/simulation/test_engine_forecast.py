@@ -27,7 +27,7 @@ def simulated(present):
 @pytest.fixture
 def little(monkeypatch):
     """A budget of a tenth, and a count of what is spent."""
-    monkeypatch.setattr(engine_forecast, "BUDGET", 25_000)
+    monkeypatch.setattr(engine_forecast, "BUDGET", 12_500)
     spent = []
 
     class Run(run.Run):
@@ -64,15 +64,15 @@ def test_work_and_memory_are_bounded_whatever_the_gauges_say(load, little):
     finally:
         tracemalloc.stop()
     assert result.rows
-    assert sum(little) <= 25_000 * 1.2
-    assert peak < 16 << 20
+    assert sum(little) <= 12_500 * 1.2
+    assert peak < 8 << 20
 
 
 def test_a_step_that_takes_no_time_ends_too(little):
     """A server may claim a thousand steps in no time."""
     engine = replace(ENGINE, step_time=StepTime(0, 0, 0))
     assert simulated(Present(Load(PROMPTS, ANSWERS, clients=64), engine)).rows
-    assert sum(little) <= 25_000 * 1.2
+    assert sum(little) <= 12_500 * 1.2
 
 
 def test_a_queue_that_is_cut_is_said():
