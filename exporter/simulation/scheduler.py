@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler"]
 
-# The cost of queueing a request, in steps.
+# The cost of queueing a request, and of a shared block that it finds, in steps.
 _QUEUEING_EFFORT: Final = 0.1
+_SHARED_BLOCK_EFFORT: Final = 1 / 60
 
 
 class Scheduler:
@@ -314,8 +315,10 @@ class Scheduler:
                 break
             whole = self.kv.blocks(live.tokens)
             need = whole if engine.reserve_full_prompt else self.kv.blocks(computed + new)
-            need += (engine.watermark_blocks if running else 0) - sum(b.refs > 0 for b in found)
-            if need > self.pool.free or (not running and whole > self.pool.size):
+            need += engine.watermark_blocks if running else 0
+            self.effort += len(found) * _SHARED_BLOCK_EFFORT
+            short = need > self.pool.free and need - sum(b.refs > 0 for b in found) > self.pool.free
+            if short or (not running and whole > self.pool.size):
                 self._blocked = True
                 break
             self._start(self._queue.pop(), found, own, computed, new)
