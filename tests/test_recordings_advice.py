@@ -18,13 +18,7 @@ from exporter.publish.terminal import report
 from exporter.simulation import engine_forecast
 
 TESTS = Path(__file__).parent
-# Its forecasts take the longest and are not trusted; those of two real servers are not either.
-DEAR = {"R15b.jsonl.gz"}
-PATHS = sorted(
-    path
-    for path in (*TESTS.glob("cases/*.jsonl.gz"), *real_recordings.RECORDINGS.glob("*.jsonl.gz"))
-    if path.name not in DEAR
-)
+PATHS = sorted((*TESTS.glob("cases/*.jsonl.gz"), *real_recordings.RECORDINGS.glob("*.jsonl.gz")))
 TITLES = {fix.title: name for name, fix in catalogue.load().fixes.items()}
 HELPFUL = {"suffices", "helps", "uncertain"}
 

@@ -243,8 +243,8 @@ def simulate(
     """Run a workload and measure it after the ``warm_up``.
 
     It stops at the ``end`` (both in nanoseconds), when all requests have finished or none ever can, or when
-    it has taken the ``effort``: steps simulated one by one, and shares per request and shared block. The warm-up may take a
-    third of it.
+    it has taken the ``effort``: steps simulated one by one, and a share per request and shared block. The
+    warm-up may take a third of it.
     """
     run = Run(engine, arrivals)
     if warm_up:
