@@ -159,13 +159,14 @@ class Situation:
     def demand(self) -> float | None:
         """Requests that would run or wait if none were refused: as many more as are refused per finished one.
 
-        An upper bound, because clients that try again are refused again.
+        An upper bound, because clients that try again are refused again. Without a finished request the
+        refused ones are left out.
         """
         refused = self.signals.requests_refused_per_second
-        if not refused or self.requests is None:
+        finished = self.signals.requests_finished_per_second
+        if not refused or not finished or self.requests is None:
             return self.requests
-        finished = self.signals.requests_finished_per_second or 0.0
-        return self.requests * (1 + refused / max(finished, 1 / self.thresholds.window))
+        return self.requests * (1 + refused / finished)
 
     @lazy
     def span(self) -> float:

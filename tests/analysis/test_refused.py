@@ -10,15 +10,15 @@ from exporter.config import AnalysisConfig
 SEATS = 10
 
 
-def play(by_requests=0.0, by_tokens=0.0, engines=("0",), waiting=2, seconds=90, series=True):
-    """The last reading of engines on full seats that finish two requests per second each."""
+def play(by_requests=0.0, by_tokens=0.0, engines=("0",), waiting=2, finishing=2, series=True):
+    """The last reading after 90 s of engines on full seats that finish some requests per second each."""
     pipeline = Pipeline(AnalysisConfig(), {"max_num_seqs": SEATS}, 1.0)
-    for t in range(seconds):
+    for t in range(90):
         each = {
             "running": SEATS,
             "waiting": waiting,
             "kv": 0.3,
-            "finished": 2 * t,
+            "finished": finishing * t,
             "generation_tokens": 500 * t,
         }
         text = body(
@@ -48,6 +48,13 @@ def test_a_queue_that_looks_calm_is_above_full():
     """Nothing waits at the polls; what is refused shows that the seats are too few."""
     assert engine_of(play(by_requests=0.5, waiting=0)).saturation["seats"] == pytest.approx(1.25)
     assert engine_of(play(waiting=0)).saturation["seats"] == 1.0
+
+
+def test_a_server_that_finishes_nothing_has_no_demand_by_what_it_refuses():
+    """A hang is cured by no replica, and nothing divided by nothing is no number of them."""
+    one = engine_of(play(by_requests=5.0, finishing=0))
+    assert one.findings[0] == "requests_refused"
+    assert one.saturation["seats"] == pytest.approx(1.2)
 
 
 def test_each_engine_has_its_share_of_what_the_server_refuses():
