@@ -8,7 +8,7 @@ HIDDEN = "hunter2-is-not-shown"
 
 
 def test_a_valid_configuration_is_printed_with_secrets_masked(run, tmp_path):
-    """As the file that would give it; nothing is opened."""
+    """As the file that would give it."""
     path = tmp_path / "config.yaml"
     path.write_text(
         f"targets: [{{url: 'http://vllm:8000', headers: {{X-Key: {HIDDEN}}}, bearer_token: {HIDDEN}}}]\n"
@@ -40,3 +40,26 @@ def test_several_targets_are_printed(run, tmp_path):
     assert status == 0
     assert "name: x" in out
     assert out.count("url: http") == 2
+
+
+def test_every_file_that_is_named_is_opened(run, tmp_path):
+    """All that cannot be used are reported with their keys; a path may be private, and is not repeated."""
+    good, bad = tmp_path / "token", tmp_path / "bad.pem"
+    good.write_text(HIDDEN)
+    bad.write_text("no certificate")
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "targets:\n"
+        f"- {{url: 'http://a', bearer_token_file: {good}}}\n"
+        f"- {{url: 'https://b', tls: {{ca_file: {bad}}}}}\n"
+        f"alertmanager: {{urls: ['http://c'], bearer_token_file: {tmp_path}/none}}\n"
+    )
+    status, out, err = run("--config.check", "--config.file", path)
+    assert (status, out) == (2, "")
+    assert "alertmanager.bearer_token_file: cannot read the file: no such file" in err.lower()
+    assert "targets[1].tls: cannot load ca_file" in err
+    assert err.count("cannot") == 2
+    assert str(tmp_path) not in err
+    bad.unlink()
+    path.write_text(f"targets: [{{url: 'http://a', bearer_token_file: {good}}}]\n")
+    assert run("--config.check", "--config.file", path)[0] == 0
