@@ -4,7 +4,7 @@ import sys
 from enum import IntEnum
 from typing import Final
 
-from exporter.publish.inert import inert
+from exporter.publish.inert import inert_lines
 
 __all__ = ["PROGRAM", "CommandError", "ExitStatus", "UsageError", "complain", "reason"]
 
@@ -31,7 +31,7 @@ class UsageError(CommandError):
 
 def complain(text: str) -> None:
     """Print an error for the user to standard error; it may hold names that a server or a file made up."""
-    print(f"{PROGRAM}: " + "\n".join(map(inert, text.split("\n"))), file=sys.stderr)
+    print(f"{PROGRAM}: {inert_lines(text)}", file=sys.stderr)
 
 
 def reason(problem: OSError, *, with_file: bool = True) -> str:

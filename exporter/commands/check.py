@@ -22,7 +22,7 @@ from exporter.commands._outcome import ExitStatus
 from exporter.commands._progress import StatusLine, progress_bar
 from exporter.config import AnalysisConfig, Config, add_flags
 from exporter.net.urls import shown_url
-from exporter.publish.inert import inert
+from exporter.publish.inert import inert_lines
 from exporter.publish.json_text import json_text
 from exporter.publish.status import choose_engine, status_object, verdicts
 from exporter.publish.terminal import coloured, headline, plain, report
@@ -211,6 +211,6 @@ def _report(
     if forecast is not None:
         lines += ["", "What each fix would do, simulated"]
         text = f"  {forecast}" if isinstance(forecast, str) else worker.to_text(*forecast)
-        lines += map(inert, text.rstrip("\n").split("\n"))
+        lines.append(inert_lines(text.rstrip("\n")))
     answered = reading is not None and reading.good_at is not None
     return [*lines, "", ACCESS_LOG] if answered else lines

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, config: Config) -> int:
     if options.check:
         if config.web.config.file:
             make_guard(config.web.config.file)
-        if problems := [*_unusable_files(config, "")]:
+        if problems := [*_unusable_files(config)]:
             raise ConfigError(problems)
         print(describe(config), end="")
         return ExitStatus.OK

@@ -20,7 +20,7 @@ from exporter.commands._simulation import add_engine_arguments, engine_changes, 
 from exporter.commands._timeline import feed_recording
 from exporter.config import Config, add_flags
 from exporter.net.urls import shown_url
-from exporter.publish.inert import inert
+from exporter.publish.inert import inert_lines
 from exporter.publish.json_text import json_text
 from exporter.publish.status import choose_engine, status_object
 from exporter.simulation import worker
@@ -140,7 +140,7 @@ def _forecast(options: argparse.Namespace, config: Config, name: str, present: P
         )
     if options.json:
         return json_text(worker.to_dict(name, present, result), indent=2)
-    return "\n".join(map(inert, worker.to_text(name, present, result).rstrip("\n").split("\n")))
+    return inert_lines(worker.to_text(name, present, result).rstrip("\n"))
 
 
 def _present(options: argparse.Namespace, config: Config) -> tuple[str, Present]:

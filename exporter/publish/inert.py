@@ -1,6 +1,6 @@
 """Keeps a terminal safe from foreign text."""
 
-__all__ = ["inert"]
+__all__ = ["inert", "inert_lines"]
 
 
 def inert(text: str) -> str:
@@ -8,3 +8,8 @@ def inert(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def inert_lines(text: str) -> str:
+    """Escape control characters in each line of a text; its line feeds stay."""
+    return "\n".join(map(inert, text.split("\n")))

@@ -30,7 +30,7 @@ SOURCES: Final[tuple[SourceName, ...]] = ("static", "dns", "file_sd")
 
 # Time limit of a look-up; targets stay when it ends.
 LOOK_UP_SECONDS: Final = 10.0
-# A changed YAML file counts when it stayed the same for this long.
+# The most seconds until the second look at a changed YAML file, which has to find the same.
 SETTLE_SECONDS: Final = 5.0
 # A thousand targets with labels are some 200 KiB.
 MOST_FILE_BYTES: Final = 16 << 20

@@ -322,7 +322,7 @@ class TargetFilesTarget(Target):
         weakref.finalize(self, shutil.rmtree, folder)
         self._paths = [Path(folder) / name for name in ("t.json", "t.yml")]
         self._source = FileSource(FileTargetsConfig(files=(f"{folder}/t.*",)), RESERVED)
-        self._known: Mapping[str, Sequence[str]] = {}
+        self._known: Sequence[str] = []
 
     def __call__(self, text: bytes) -> None:
         """Write one text in both forms; look three times, as the first one may be in the midst of writing."""
